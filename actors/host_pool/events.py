@@ -1,0 +1,107 @@
+"""Events of a host pool. ``pool`` is its name; a client is one rank of one worker.
+
+A pool's residency can be folded from these alone: a prepared store's blocks are pending until it lands, an evicted
+block is gone, a queued load pins its blocks until it is loaded.
+"""
+
+from __future__ import annotations
+
+from g2sim.bus.events import event
+
+
+@event("hp.join")
+class ClientJoined:
+    """A rank became a client of the pool."""
+
+    pool: str
+    worker: int
+    role: str
+    dp_rank: int
+
+
+@event("hp.left")
+class ClientRetired:
+    """A rank left the pool. ``canceled_loads`` and ``rolled_back_stores`` are transfer ids that end with it."""
+
+    pool: str
+    worker: int
+    role: str
+    dp_rank: int
+    canceled_loads: tuple[int, ...]
+    rolled_back_stores: tuple[int, ...]
+
+
+@event("hp.evict")
+class HostBlocksEvicted:
+    """Resident blocks gave way to a store, in eviction order."""
+
+    pool: str
+    block_hashes: tuple[int, ...]
+
+
+@event("hp.prep")
+class StorePrepared:
+    """Blocks of one request became pending: room is taken, the copy starts at the end of the pass."""
+
+    pool: str
+    worker: int
+    role: str
+    dp_rank: int
+    request: int
+    transfer: int
+    block_hashes: tuple[int, ...]
+
+
+@event("hp.sub")
+class StoreSubmitted:
+    """A prepared store was handed to the link. ``completes_at_ms`` is None when others can still change it."""
+
+    pool: str
+    transfer: int
+    completes_at_ms: float | None
+
+
+@event("hp.land")
+class StoreLanded:
+    """A store's copy completed: its blocks are resident."""
+
+    pool: str
+    transfer: int
+
+
+@event("hp.retry")
+class StorePutOff:
+    """No room for a request's blocks in this pass; tried again in its next one.
+
+    ``never_fits``: the blocks exceed the whole capacity, so no retry can succeed.
+    """
+
+    pool: str
+    worker: int
+    role: str
+    dp_rank: int
+    request: int
+    block_hashes: tuple[int, ...]
+    never_fits: bool
+
+
+@event("hp.load")
+class LoadQueued:
+    """A restore began: its blocks are pinned. ``completes_at_ms`` is None when others can still change it."""
+
+    pool: str
+    worker: int
+    role: str
+    dp_rank: int
+    request: int
+    transfer: int
+    block_hashes: tuple[int, ...]
+    completes_at_ms: float | None
+
+
+@event("hp.done")
+class LoadFinished:
+    """A restore's copy completed: its pins are given back."""
+
+    pool: str
+    transfer: int

@@ -1,0 +1,1 @@
+"""KV blocks: how they are identified, and the events that say where they are."""

@@ -1,0 +1,1 @@
+"""Routers: which rank of which worker a request goes to."""

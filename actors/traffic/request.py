@@ -1,0 +1,96 @@
+"""A request as traffic describes it, and the contract between a traffic driver and its actor."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol
+
+import attrs
+
+from g2sim.actors.kv.prompt import Prompt
+
+
+class RequestStatus(enum.StrEnum):
+    """How a request ended. Values as in reports."""
+
+    COMPLETED = "completed"
+    REJECTED = "rejected"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class AgenticIdentity:
+    """Who a request is in agentic traffic. ``None`` = the report leaves the field out."""
+
+    play_id: str
+    conversation_id: str
+    lane_id: str | None = None
+    root_id: str | None = None
+    parent_id: str | None = None
+    cache_id: str | None = None
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class RequestSpec:
+    """What is asked for.
+
+    Attributes:
+        name: the request's own id in its trace, None for rows that have none.
+        session_id, turn_index: conversation and turn (from 0), None where reports show null.
+        prompt: its tokens.
+        output_tokens: tokens to generate, 0 = prefill only.
+        agentic: identity in a play, None outside agentic traffic.
+        uuid: 128-bit number that reports show for agentic and plain synthetic requests, else None.
+    """
+
+    name: str | None
+    session_id: str | None
+    turn_index: int | None
+    prompt: Prompt
+    output_tokens: int
+    agentic: AgenticIdentity | None = None
+    uuid: int | None = None
+
+
+@attrs.frozen(slots=True)
+class Release:
+    """A request that became ready.
+
+    Attributes:
+        key: the driver's own handle, given back in ``ended``.
+        arrival_ms: the reported arrival (ready time, or the current instant in a closed loop) [ms].
+    """
+
+    key: int
+    arrival_ms: float
+    spec: RequestSpec
+
+
+class TrafficDriver(Protocol):
+    """Says which requests are ready when. Pure: no clock, no randomness; time only as arguments [ms]."""
+
+    def next_ready_ms(self) -> float | None:
+        """The earliest time at which ``release`` would return something, None if nothing is scheduled."""
+        ...
+
+    def release(self, now_ms: float) -> Sequence[Release]:
+        """Everything with a ready time <= now, in the order in which it must be routed. Each is returned once."""
+        ...
+
+    def ended(self, ends: Sequence[tuple[int, RequestStatus]], now_ms: float) -> Sequence[object]:
+        """Take note that released requests (by key) ended now, in this order.
+
+        Returns: traffic events that follow (skipped requests, settled plays), to be published in this order.
+        """
+        ...
+
+    def waiting(self) -> Sequence[str]:
+        """One line for each thing that still waits and cannot become ready by itself; empty when all is done."""
+        ...
+
+    @property
+    def total_requests(self) -> int | None:
+        """Requests this traffic will release if nothing fails, None when it cannot know; for progress only."""
+        ...

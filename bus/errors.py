@@ -1,0 +1,143 @@
+"""Error types shared by every part of g2sim.
+
+Owns: the hierarchy, and how a message is put together from typed fields.
+Refuses to know: who raises what. ``exit_code`` is the process exit status the command line uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class SimError(Exception):
+    """Root of all errors that g2sim raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(SimError):
+    """The user's input is wrong: a scenario, a trace, an option or an argument.
+
+    Args:
+        field: dotted path of the field, as written by the user ("" when the whole input is meant).
+        got: the offending value, rendered with ``repr`` unless it is already a sentence.
+        allowed: what is allowed instead.
+        where: "file:line" or "file" when the input came from a file.
+        hint: the likely mend.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self,
+        field: str,
+        *,
+        problem: str | None = None,
+        got: object = ...,
+        allowed: str | None = None,
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.field = field
+        self.problem = problem
+        self.got = got
+        self.allowed = allowed
+        self.where = where
+        self.hint = hint
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        parts = []
+        if self.problem is not None:
+            parts.append(self.problem)
+        if self.got is not ...:
+            parts.append(f"got {shorten(self.got)}")
+        if self.allowed is not None:
+            parts.append(f"allowed: {self.allowed}")
+        if self.hint is not None:
+            parts.append(self.hint)
+        text = "; ".join(parts)
+        if self.field:
+            text = f"{self.field}: {text}"
+        if self.where:
+            text = f"{self.where}: {text}"
+        return text
+
+    def located(self, where: str) -> ConfigError:
+        """The same error with a place, if it has none yet."""
+        if self.where is not None:
+            return self
+        return ConfigError(
+            self.field, problem=self.problem, got=self.got, allowed=self.allowed, where=where, hint=self.hint
+        )
+
+
+class ProtocolError(SimError):
+    """An actor or a driver broke the rules of the bus."""
+
+
+class InvariantViolation(SimError):
+    """A state that must never be was seen: a bug of ours."""
+
+
+class PolicyError(SimError):
+    """A placement policy misbehaved.
+
+    Args:
+        policy: its name.
+        request: the request it was asked about, or None.
+        time_ms: virtual time.
+        problem: what it did, with the value.
+    """
+
+    def __init__(self, policy: str, problem: str, *, request: object = None, time_ms: float | None = None) -> None:
+        self.policy = policy
+        self.problem = problem
+        self.request = request
+        self.time_ms = time_ms
+        about = "" if request is None else f", request {request}"
+        when = "" if time_ms is None else f" at {time_ms!r} ms"
+        super().__init__(f"policy {policy}{about}{when}: {problem}")
+
+
+class Deadlock(SimError):
+    """Nothing is due, yet work is left.
+
+    Args:
+        time_ms: the virtual time at which everything fell quiet.
+        waiting: one line for each actor and request that waits, and for what.
+    """
+
+    def __init__(self, time_ms: float, waiting: Sequence[str]) -> None:
+        self.time_ms = time_ms
+        self.waiting = tuple(waiting)
+        lines = "".join(f"\n  {line}" for line in self.waiting)
+        super().__init__(f"deadlock at {time_ms!r} ms: nothing is due and {len(self.waiting)} wait:{lines}")
+
+
+class LogDamaged(SimError):
+    """A log file ends early or holds a record that does not check.
+
+    Args:
+        path: the file.
+        record_idx: number of the first bad record, from 0.
+        byte_offset: where its frame starts.
+        problem: what is wrong with it.
+    """
+
+    def __init__(self, path: str, record_idx: int, byte_offset: int, problem: str) -> None:
+        self.path = path
+        self.record_idx = record_idx
+        self.byte_offset = byte_offset
+        self.problem = problem
+        super().__init__(f"{path}: record {record_idx} at byte {byte_offset}: {problem}")
+
+
+class LogMismatch(SimError):
+    """Live state and the fold of the log differ, or two logs that must be equal are not."""
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """``repr`` of a value, cut to ``limit`` characters so that one bad field cannot fill a screen."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,0 +1,99 @@
+"""Typed events: how a class becomes a log record and comes back.
+
+Owns: the ``@event`` decorator, the registry of wire tags, and the check that a tag is used once.
+Refuses to know: which events there are. Roles declare theirs in their own ``events`` module.
+
+An event is a past fact. It carries only what happened; time, source and cause are added by the bus
+when it is published (see ``Record``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, TypeVar, dataclass_transform
+
+import attrs
+
+from g2sim.bus.errors import ProtocolError
+
+_EventT = TypeVar("_EventT")
+
+
+@attrs.frozen
+class EventType:
+    """What the log needs to know of one event class.
+
+    Attributes:
+        tag: short stable name on the wire.
+        version: schema version of this event, raised when its fields change.
+        cls: the frozen attrs class.
+        fields: field names in wire order.
+        values: event -> tuple of field values in wire order.
+    """
+
+    tag: str
+    version: int
+    cls: type[Any]
+    fields: tuple[str, ...]
+    values: Callable[[Any], tuple[Any, ...]]
+
+    def build(self, values: list[Any] | tuple[Any, ...]) -> Any:
+        """Event from decoded field values. Lists become tuples, so that what is read equals what was written."""
+        if len(values) != len(self.fields):
+            raise ProtocolError(f"event {self.tag}: {len(values)} values for {len(self.fields)} fields")
+        return self.cls(**dict(zip(self.fields, map(_frozen, values), strict=True)))
+
+
+BY_TAG: dict[str, EventType] = {}
+BY_CLASS: dict[type[Any], EventType] = {}
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(attrs.field,))
+def event(tag: str, *, version: int = 1) -> Callable[[type[_EventT]], type[_EventT]]:
+    """Class decorator: makes a frozen, slotted, keyword-only attrs class and registers its wire tag.
+
+    Raises: ProtocolError if the tag is taken.
+    """
+
+    def decorate(cls: type[_EventT]) -> type[_EventT]:
+        if tag in BY_TAG:
+            raise ProtocolError(f"event tag {tag!r} is taken by {BY_TAG[tag].cls.__name__}")
+        made = attrs.frozen(kw_only=True, slots=True)(cls)
+        names = tuple(field.name for field in attrs.fields(made))
+        getter: Callable[[Any], Any] = operator.attrgetter(*names) if names else lambda _: ()
+        if len(names) == 1:
+            single = getter
+
+            def getter(item: Any) -> tuple[Any, ...]:
+                return (single(item),)
+
+        entry = EventType(tag, version, made, names, getter)
+        BY_TAG[tag] = entry
+        BY_CLASS[made] = entry
+        return made
+
+    return decorate
+
+
+@attrs.frozen(slots=True)
+class Record:
+    """One published event with its circumstances.
+
+    Attributes:
+        time_ms: virtual time of publication [ms].
+        source: name of the actor that published it.
+        cause: number of the turn in which it was published; equal for all events of one turn.
+        event: the event itself.
+    """
+
+    time_ms: float
+    source: str
+    cause: int
+    event: Any
+
+
+def _frozen(value: Any) -> Any:
+    if type(value) is list:
+        return tuple(map(_frozen, value))
+    return value

@@ -1,0 +1,1 @@
+"""What people touch: scenario files, wiring, reports, checks and the command line."""
