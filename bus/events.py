@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform
 
 import attrs
 
@@ -60,7 +60,7 @@ def event(tag: str, *, version: int = 1) -> Callable[[type[_EventT]], type[_Even
         if tag in BY_TAG:
             raise ProtocolError(f"event tag {tag!r} is taken by {BY_TAG[tag].cls.__name__}")
         made = attrs.frozen(kw_only=True, slots=True)(cls)
-        names = tuple(field.name for field in attrs.fields(made))
+        names = tuple(field.name for field in attrs.fields(cast("Any", made)))
         getter: Callable[[Any], Any] = operator.attrgetter(*names) if names else lambda _: ()
         if len(names) == 1:
             single = getter
