@@ -1,7 +1,7 @@
 """Prompts as token ids, without storing them one by one.
 
 Only equality of token ids matters to a cache, so a trace's hash ids stand for runs of equal tokens.
-Generated tokens live in the upper half of the 32-bit id space (see ``OUTPUT_TOKEN_BASE``), prompts in the lower.
+Generated tokens live in the upper half of the 32-bit id space (see ``OUTPUT_TOKEN_BASE``), interned ids in the lower.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from g2sim.bus.errors import InvariantViolation
 
 OUTPUT_TOKEN_BASE = 1 << 31
-"""Smallest id of a generated token. Prompt ids stay below, so no prompt ever matches generated text by accident."""
+"""Smallest id of a generated token. Interned prompt ids stay below, so no trace ever matches generated text."""
 
 TokenArray = npt.NDArray[np.uint32]
 
@@ -57,7 +57,7 @@ class RunPrompt:
 
 @attrs.frozen(slots=True, eq=False)
 class ArrayPrompt:
-    """A prompt given token by token: ``ids`` is uint32[length], each below ``OUTPUT_TOKEN_BASE``."""
+    """A prompt given token by token: ``ids`` is uint32[length]."""
 
     ids: TokenArray
 

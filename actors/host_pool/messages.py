@@ -1,0 +1,184 @@
+"""What a rank asks of a host pool, and what it is told. The same for a private tier and for the shared pool.
+
+``client`` is the number under which the rank joined.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+from g2sim.actors.host_pool.transfers import Link
+from g2sim.actors.kv.blocks import BlockChain
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Join:
+    """Become a client. Reply: ``tuple[PoolChange, ...]``, the pool as it is, parents before children."""
+
+    client: int
+    worker: int
+    role: str
+    dp_rank: int
+    link: Link
+    actor: str
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Retire:
+    """Stop being a client: loads under way are cancelled, stores not yet submitted rolled back. Reply: None."""
+
+    client: int
+
+
+class LookUpOutcome(enum.Enum):
+    """MISS: nothing to restore. HIT: ``matched`` blocks can be restored. DEFERRED: wait until a transfer has ended."""
+
+    MISS = "miss"
+    HIT = "hit"
+    DEFERRED = "deferred"
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class LookUp:
+    """How far does the pool go on from ``base_blocks`` of the chain? Makes the prompt's blocks recent.
+
+    Attributes:
+        latest_store: the request's own last store; while it is under way the answer is DEFERRED.
+        loading: blocks that this rank is loading for another request; matching one gives DEFERRED.
+    Reply: ``LookUpReply``.
+    """
+
+    client: int
+    chain: BlockChain
+    base_blocks: int
+    latest_store: int | None
+    loading: frozenset[int]
+
+
+@attrs.frozen(slots=True)
+class LookUpReply:
+    """``matched``: blocks beyond the base that a HIT restores. ``store_landed``: the latest store has ended."""
+
+    outcome: LookUpOutcome
+    matched: int
+    store_landed: bool
+
+
+class StoreOutcome(enum.Enum):
+    """PRESENT: the pool knows every block. PREPARED: room is taken. RETRY: no room now. NOT_READY: a source is busy."""
+
+    PRESENT = "present"
+    PREPARED = "prepared"
+    RETRY = "retry"
+    NOT_READY = "not_ready"
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class PrepareStore:
+    """Take room for the blocks [start, stop) of a chain that the pool does not know; all or nothing.
+
+    Attributes:
+        busy_sources: positions whose device memory an earlier transfer still reads.
+    Reply: ``StoreReply``.
+    """
+
+    client: int
+    request: int
+    chain: BlockChain
+    start: int
+    stop: int
+    busy_sources: frozenset[int]
+
+
+@attrs.frozen(slots=True)
+class StoreReply:
+    """``positions``: places in the chain of the blocks that will be copied, when PREPARED."""
+
+    outcome: StoreOutcome
+    transfer: int | None
+    positions: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class QueueLoad:
+    """Restore the blocks [start, stop) of a chain, all resident, not before ``from_ms``. Reply: the transfer (int)."""
+
+    client: int
+    request: int
+    chain: BlockChain
+    start: int
+    stop: int
+    from_ms: float
+
+
+@attrs.frozen(slots=True)
+class Tick:
+    """Take note of what has ended. Reply: ``TickReply``."""
+
+    client: int
+
+
+@attrs.frozen(slots=True)
+class PassBoundary:
+    """The end of a pass: tick, submit what was prepared, tick. Reply: ``BoundaryReply``."""
+
+    client: int
+
+
+@attrs.frozen(slots=True)
+class HostProgress:
+    """Sent by a pool to a client: something has ended, or changed, that the client has not been told."""
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class PoolChange:
+    """Blocks became resident (a run in prompt order) or left the pool.
+
+    For a removal ``parent_hash``, ``start_position`` and ``tokens_hashes`` are empty.
+    """
+
+    stored: bool
+    block_hashes: tuple[int, ...]
+    tokens_hashes: tuple[int, ...] = ()
+    parent_hash: int | None = None
+    start_position: int = 0
+
+
+@attrs.frozen(slots=True)
+class Completion:
+    """One of the client's own transfers has ended at ``end_ms``."""
+
+    transfer: int
+    request: int
+    is_load: bool
+    end_ms: float
+
+
+@attrs.frozen(slots=True)
+class TickReply:
+    """What a client had not been told.
+
+    Attributes:
+        completions: its own ended transfers, in order of their end.
+        progress: any transfer of the pool has ended since the last tick, so sleepers should look again.
+        changes: what became resident or left, in order.
+    """
+
+    completions: tuple[Completion, ...]
+    progress: bool
+    changes: tuple[PoolChange, ...]
+
+
+@attrs.frozen(slots=True)
+class BoundaryReply:
+    """The two ticks of a pass boundary, and the stores submitted between them with their ends, where certain [ms]."""
+
+    before: TickReply
+    submitted: tuple[tuple[int, float | None], ...]
+    after: TickReply
+
+
+NOTHING = TickReply((), False, ())
+"""The reply to a tick that has nothing to tell."""

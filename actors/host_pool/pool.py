@@ -1,0 +1,480 @@
+"""The host-memory tier (G2): which blocks it holds, which give way, and what moves in and out.
+
+Owns: residency, pins, order of eviction, transfers, and what each client has not been told yet.
+Refuses to know: requests beyond their number, the bus, and device memory.
+
+A block is *pending* from the moment room is taken for it until its copy lands, then *resident*. Both count as used.
+Only resident blocks that no load has pinned can be evicted, oldest first. Age: a touch makes one block the youngest; a
+landing store, or a finished load, makes its whole cohort youngest at once, ordered among themselves by hash.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from g2sim.actors.host_pool import events as ev
+from g2sim.actors.host_pool.messages import (
+    NOTHING,
+    BoundaryReply,
+    Completion,
+    Join,
+    LookUp,
+    LookUpOutcome,
+    LookUpReply,
+    PassBoundary,
+    PoolChange,
+    PrepareStore,
+    QueueLoad,
+    Retire,
+    StoreOutcome,
+    StoreReply,
+    Tick,
+    TickReply,
+)
+from g2sim.actors.host_pool.transfers import Direction, Link, Transport
+from g2sim.bus.errors import InvariantViolation
+
+
+class _Entry:
+    """One block: pending or resident, its pins, and where it belongs in its sequence."""
+
+    __slots__ = ("parent_hash", "pins", "position", "resident", "tokens_hash")
+
+    def __init__(self, tokens_hash: int, parent_hash: int | None, position: int) -> None:
+        self.resident = False
+        self.pins = 0
+        self.tokens_hash = tokens_hash
+        self.parent_hash = parent_hash
+        self.position = position
+
+
+class _Transfer:
+    __slots__ = ("block_hashes", "client", "direction", "request", "submitted")
+
+    def __init__(self, client: int, request: int, direction: Direction, block_hashes: tuple[int, ...]) -> None:
+        self.client = client
+        self.request = request
+        self.direction = direction
+        self.block_hashes = block_hashes
+        self.submitted = False
+
+
+class _Client:
+    __slots__ = ("changes", "completions", "joined", "link", "prepared", "seen")
+
+    def __init__(self, joined: Join, link: Link, seen: int) -> None:
+        self.joined = joined
+        self.link = link
+        self.seen = seen
+        self.prepared: list[int] = []
+        self.completions: deque[Completion] = deque()
+        self.changes: list[PoolChange] = []
+
+
+class HostPool:
+    """See the module's text.
+
+    Args:
+        name: the pool's name in events.
+        capacity_blocks: blocks it holds, pending ones included; >= 1.
+        block_bytes: size of one block [B].
+        transport: how bytes move.
+        shared: several ranks use it, so that each use first moves what others have under way. A private pool moves
+            only at its rank's ticks, as the reference does.
+
+    Events to publish are left in ``outbox``, in order; whoever drives the pool takes them out.
+    """
+
+    def __init__(
+        self, name: str, capacity_blocks: int, block_bytes: int, transport: Transport, *, shared: bool
+    ) -> None:
+        self.name = name
+        self.shared = shared
+        self.capacity_blocks = capacity_blocks
+        self.block_bytes = block_bytes
+        self.outbox: list[Any] = []
+        self._transport = transport
+        self._entries: dict[int, _Entry] = {}
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._transfers: dict[int, _Transfer] = {}
+        self._clients: dict[int, _Client] = {}
+        self._next_transfer = 0
+        self._ended = 0
+
+    # -- membership
+
+    def join(self, message: Join) -> tuple[PoolChange, ...]:
+        """Add a client. Returns the resident blocks as runs, parents before children; pending ones come later."""
+        if message.client in self._clients:
+            raise InvariantViolation(f"{self.name}: client {message.client} joins twice")
+        self._clients[message.client] = _Client(message, message.link, self._ended)
+        self.outbox.append(
+            ev.ClientJoined(pool=self.name, worker=message.worker, role=message.role, dp_rank=message.dp_rank)
+        )
+        resident = [(entry.position, hash_) for hash_, entry in self._entries.items() if entry.resident]
+        return tuple(self._runs(hash_ for _, hash_ in sorted(resident)))
+
+    def retire(self, client: int) -> None:
+        """Remove a client. What it stored and submitted stays or still lands; nobody is told of it on its behalf."""
+        gone = self._clients.pop(client)
+        loads = [
+            number
+            for number, transfer in self._transfers.items()
+            if transfer.client == client and transfer.direction is Direction.HOST_TO_DEVICE
+        ]
+        for number in loads:
+            self._transport.remove(number)
+            self._unpin(self._transfers.pop(number).block_hashes)
+        for number in gone.prepared:
+            for hash_ in self._transfers.pop(number).block_hashes:
+                del self._entries[hash_]
+        if loads or gone.prepared:
+            self._ended += 1
+        joined = gone.joined
+        self.outbox.append(
+            ev.ClientRetired(
+                pool=self.name,
+                worker=joined.worker,
+                role=joined.role,
+                dp_rank=joined.dp_rank,
+                canceled_loads=tuple(loads),
+                rolled_back_stores=tuple(gone.prepared),
+            )
+        )
+
+    # -- restoring
+
+    def look_up(self, message: LookUp) -> LookUpReply:
+        """See ``LookUp``. A store of the request's own that is under way defers without touching anything."""
+        landed = message.latest_store is None or message.latest_store not in self._transfers
+        if not landed:
+            return LookUpReply(LookUpOutcome.DEFERRED, 0, False)
+        keys = message.chain.sequence_hashes
+        entries, loading = self._entries, message.loading
+        matched = 0
+        wait = False
+        for position in range(message.base_blocks, len(keys)):
+            hash_ = keys[position]
+            entry = entries.get(hash_)
+            if entry is None:
+                break
+            matched += 1
+            if not entry.resident or hash_ in loading:
+                wait = True
+        self._touch(keys)
+        if not matched:
+            return LookUpReply(LookUpOutcome.MISS, 0, landed)
+        if wait:
+            return LookUpReply(LookUpOutcome.DEFERRED, 0, landed)
+        return LookUpReply(LookUpOutcome.HIT, matched, landed)
+
+    def queue_load(self, message: QueueLoad, now_ms: float) -> int:
+        """Pin the blocks and start moving them. Returns the transfer."""
+        self._catch_up(now_ms)
+        client = self._clients[message.client]
+        keys = message.chain.sequence_hashes[message.start : message.stop]
+        for hash_ in keys:
+            entry = self._entries.get(hash_)
+            if entry is None or not entry.resident:
+                raise InvariantViolation(f"{self.name}: load of a block that is not resident")
+            entry.pins += 1
+            self._evictable.pop(hash_, None)
+        number = self._new_transfer(message.client, message.request, Direction.HOST_TO_DEVICE, keys)
+        end_ms = self._submit(number, client, now_ms, max(now_ms, message.from_ms))
+        self.outbox.append(
+            ev.LoadQueued(
+                pool=self.name,
+                worker=client.joined.worker,
+                role=client.joined.role,
+                dp_rank=client.joined.dp_rank,
+                request=message.request,
+                transfer=number,
+                block_hashes=keys,
+                completes_at_ms=end_ms,
+            )
+        )
+        return number
+
+    # -- storing
+
+    def prepare_store(self, message: PrepareStore, now_ms: float) -> StoreReply:
+        """See ``PrepareStore``. A RETRY changes nothing but the transport's clock."""
+        keys = message.chain.sequence_hashes
+        entries = self._entries
+        missing = [position for position in range(message.start, message.stop) if keys[position] not in entries]
+        if not missing:
+            return StoreReply(StoreOutcome.PRESENT, None, ())
+        if message.busy_sources and not message.busy_sources.isdisjoint(missing):
+            return StoreReply(StoreOutcome.NOT_READY, None, ())
+        self._catch_up(now_ms)
+        client = self._clients[message.client]
+        joined = client.joined
+        wanted = keys[message.start : message.stop]
+        needed = len(missing) - (self.capacity_blocks - len(entries))
+        victims = self._victims(needed, set(wanted))
+        if victims is None:
+            self.outbox.append(
+                ev.StorePutOff(
+                    pool=self.name,
+                    worker=joined.worker,
+                    role=joined.role,
+                    dp_rank=joined.dp_rank,
+                    request=message.request,
+                    block_hashes=wanted,
+                    never_fits=len(wanted) > self.capacity_blocks,
+                )
+            )
+            return StoreReply(StoreOutcome.RETRY, None, ())
+        if victims:
+            for hash_ in victims:
+                del entries[hash_]
+                del self._evictable[hash_]
+            self.outbox.append(ev.HostBlocksEvicted(pool=self.name, block_hashes=tuple(victims)))
+            self._announce(PoolChange(stored=False, block_hashes=tuple(victims)))
+        tokens_hashes = message.chain.tokens_hashes
+        for position in missing:
+            parent = keys[position - 1] if position else None
+            entries[keys[position]] = _Entry(tokens_hashes[position], parent, position)
+        block_hashes = tuple(keys[position] for position in missing)
+        number = self._new_transfer(message.client, message.request, Direction.DEVICE_TO_HOST, block_hashes)
+        client.prepared.append(number)
+        self.outbox.append(
+            ev.StorePrepared(
+                pool=self.name,
+                worker=joined.worker,
+                role=joined.role,
+                dp_rank=joined.dp_rank,
+                request=message.request,
+                transfer=number,
+                block_hashes=block_hashes,
+            )
+        )
+        self._touch(keys)
+        return StoreReply(StoreOutcome.PREPARED, number, tuple(missing))
+
+    def submit_prepared(self, client: int, now_ms: float) -> tuple[tuple[int, float | None], ...]:
+        """Start moving everything the client has prepared, in order. Returns (transfer, its end if certain [ms])."""
+        own = self._clients[client]
+        self._catch_up(now_ms)
+        prepared, own.prepared = own.prepared, []
+        out = []
+        for number in prepared:
+            end_ms = self._submit(number, own, now_ms, now_ms)
+            self.outbox.append(ev.StoreSubmitted(pool=self.name, transfer=number, completes_at_ms=end_ms))
+            out.append((number, end_ms))
+        return tuple(out)
+
+    # -- time
+
+    def advance(self, now_ms: float) -> None:
+        """Move transfers to ``now_ms`` and let what has ended take effect."""
+        ended = self._transport.advance(now_ms)
+        if not ended:
+            return
+        transfers = self._transfers
+        ended.sort(key=lambda item: (item[0], transfers[item[1]].direction, item[1]))
+        for end_ms, number in ended:
+            transfer = transfers.pop(number)
+            self._ended += 1
+            is_load = transfer.direction is Direction.HOST_TO_DEVICE
+            if is_load:
+                self._unpin(transfer.block_hashes)
+                self.outbox.append(ev.LoadFinished(pool=self.name, transfer=number))
+            else:
+                for hash_ in transfer.block_hashes:
+                    self._entries[hash_].resident = True
+                self._make_youngest(transfer.block_hashes)
+                self.outbox.append(ev.StoreLanded(pool=self.name, transfer=number))
+                for run in self._runs(transfer.block_hashes):
+                    self._announce(run)
+            client = self._clients.get(transfer.client)
+            if client is not None:
+                client.completions.append(Completion(number, transfer.request, is_load, end_ms))
+
+    def tick(self, client: int, now_ms: float) -> TickReply:
+        """Advance, and tell the client what it has not been told."""
+        self.advance(now_ms)
+        own = self._clients[client]
+        progress = own.seen != self._ended
+        if not progress and not own.changes and not own.completions:
+            return NOTHING
+        own.seen = self._ended
+        done: list[Completion] = []
+        while own.completions and own.completions[0].end_ms <= now_ms:
+            done.append(own.completions.popleft())
+        changes, own.changes = own.changes, []
+        return TickReply(tuple(done), progress, tuple(changes))
+
+    def boundary(self, client: int, now_ms: float) -> BoundaryReply:
+        """The end of a client's pass; see ``PassBoundary``."""
+        before = self.tick(client, now_ms)
+        submitted = self.submit_prepared(client, now_ms)
+        return BoundaryReply(before, submitted, self.tick(client, now_ms))
+
+    def serve(self, message: Any, now_ms: float) -> Any:
+        """Answer one message of ``messages``; raises InvariantViolation for anything else."""
+        handler = _HANDLERS.get(type(message))
+        if handler is None:
+            raise InvariantViolation(f"{self.name}: no answer to a {type(message).__name__}")
+        return handler(self, message, now_ms)
+
+    def next_event_ms(self) -> float | None:
+        return self._transport.next_event_ms()
+
+    def untold(self) -> list[int]:
+        """Clients that a tick would tell something, in order of joining."""
+        ended = self._ended
+        return [number for number, own in self._clients.items() if own.seen != ended or own.changes]
+
+    # -- looking
+
+    def is_client(self, client: int) -> bool:
+        return client in self._clients
+
+    def actor_of(self, client: int) -> str:
+        """Name of the actor that a client belongs to."""
+        return self._clients[client].joined.actor
+
+    def has_work(self, client: int) -> bool:
+        """Whether one of the client's transfers is under way or not yet told."""
+        own = self._clients[client]
+        return bool(own.completions) or any(transfer.client == client for transfer in self._transfers.values())
+
+    @property
+    def used_blocks(self) -> int:
+        return len(self._entries)
+
+    @property
+    def resident_blocks(self) -> int:
+        return sum(entry.resident for entry in self._entries.values())
+
+    def contents(self) -> dict[int, tuple[bool, int]]:
+        """Every block: (resident, pins)."""
+        return {hash_: (entry.resident, entry.pins) for hash_, entry in self._entries.items()}
+
+    def transfers_under_way(self) -> list[str]:
+        """One line a transfer, for people."""
+        return [
+            f"transfer {number} ({transfer.direction.name.lower()}, {len(transfer.block_hashes)} blocks, "
+            f"request {transfer.request})"
+            for number, transfer in self._transfers.items()
+        ]
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless the books agree. Costs O(blocks)."""
+        if not len(self._entries) <= self.capacity_blocks:
+            raise InvariantViolation(f"{self.name}: {len(self._entries)} blocks in {self.capacity_blocks}")
+        pins: dict[int, int] = {}
+        pending: set[int] = set()
+        for transfer in self._transfers.values():
+            if transfer.direction is Direction.HOST_TO_DEVICE:
+                for hash_ in transfer.block_hashes:
+                    pins[hash_] = pins.get(hash_, 0) + 1
+            else:
+                pending.update(transfer.block_hashes)
+        for hash_, entry in self._entries.items():
+            if not entry.pins == pins.get(hash_, 0):
+                raise InvariantViolation(
+                    f"{self.name}: block {hash_} has {entry.pins} pins for {pins.get(hash_, 0)} loads"
+                )
+            if not entry.resident == (hash_ not in pending):
+                raise InvariantViolation(f"{self.name}: block {hash_} is pending without a store, or the reverse")
+            if not (hash_ in self._evictable) == (entry.resident and entry.pins == 0):
+                raise InvariantViolation(f"{self.name}: block {hash_} is wrongly in or out of the eviction order")
+        if not self._evictable.keys() <= self._entries.keys():
+            raise InvariantViolation(f"{self.name}: the eviction order holds blocks that are gone")
+
+    # -- inside
+
+    def _catch_up(self, now_ms: float) -> None:
+        if self.shared:
+            self.advance(now_ms)
+
+    def _new_transfer(self, client: int, request: int, direction: Direction, block_hashes: Sequence[int]) -> int:
+        number = self._next_transfer
+        self._next_transfer += 1
+        self._transfers[number] = _Transfer(client, request, direction, tuple(block_hashes))
+        return number
+
+    def _submit(self, number: int, client: _Client, now_ms: float, from_ms: float) -> float | None:
+        transfer = self._transfers[number]
+        if transfer.submitted:
+            raise InvariantViolation(f"{self.name}: transfer {number} is submitted twice")
+        transfer.submitted = True
+        size_bytes = self.block_bytes * len(transfer.block_hashes)
+        return self._transport.submit(
+            number, transfer.client, client.link, transfer.direction, size_bytes, now_ms, from_ms
+        )
+
+    def _victims(self, needed: int, spared: set[int]) -> list[int] | None:
+        """The ``needed`` oldest evictable blocks outside ``spared``; None if there are not enough."""
+        if needed <= 0:
+            return []
+        victims = []
+        for hash_ in self._evictable:
+            if hash_ not in spared:
+                victims.append(hash_)
+                if len(victims) == needed:
+                    return victims
+        return None
+
+    def _touch(self, keys: Sequence[int]) -> None:
+        """Make each evictable block youngest, last to first, so that a prefix is never older than what follows it."""
+        evictable = self._evictable
+        for hash_ in reversed(keys):
+            if hash_ in evictable:
+                evictable.move_to_end(hash_)
+
+    def _make_youngest(self, block_hashes: Iterable[int]) -> None:
+        for hash_ in sorted(block_hashes):
+            self._evictable[hash_] = None
+            self._evictable.move_to_end(hash_)
+
+    def _unpin(self, block_hashes: Iterable[int]) -> None:
+        idle = []
+        for hash_ in block_hashes:
+            entry = self._entries[hash_]
+            entry.pins -= 1
+            if entry.pins < 0:
+                raise InvariantViolation(f"{self.name}: block {hash_} is unpinned more often than pinned")
+            if entry.pins == 0:
+                idle.append(hash_)
+        self._make_youngest(idle)
+
+    def _announce(self, change: PoolChange) -> None:
+        for client in self._clients.values():
+            client.changes.append(change)
+
+    def _runs(self, block_hashes: Iterable[int]) -> list[PoolChange]:
+        """Stored runs; one breaks where the next block's parent is not the block before it."""
+        runs: list[list[int]] = []
+        last: int | None = None
+        for hash_ in block_hashes:
+            if last is not None and self._entries[hash_].parent_hash == last:
+                runs[-1].append(hash_)
+            else:
+                runs.append([hash_])
+            last = hash_
+        return [
+            PoolChange(
+                stored=True,
+                block_hashes=tuple(run),
+                tokens_hashes=tuple(self._entries[hash_].tokens_hash for hash_ in run),
+                parent_hash=self._entries[run[0]].parent_hash,
+                start_position=self._entries[run[0]].position,
+            )
+            for run in runs
+        ]
+
+
+_HANDLERS: dict[type[Any], Callable[[HostPool, Any, float], Any]] = {
+    Join: lambda pool, message, now_ms: pool.join(message),
+    Retire: lambda pool, message, now_ms: pool.retire(message.client),
+    LookUp: lambda pool, message, now_ms: pool.look_up(message),
+    QueueLoad: lambda pool, message, now_ms: pool.queue_load(message, now_ms),
+    PrepareStore: lambda pool, message, now_ms: pool.prepare_store(message, now_ms),
+    PassBoundary: lambda pool, message, now_ms: pool.boundary(message.client, now_ms),
+    Tick: lambda pool, message, now_ms: pool.tick(message.client, now_ms),
+}

@@ -1,0 +1,130 @@
+"""Mooncake JSON lines: rows of hash ids, optionally grouped into sessions.
+
+Source: kvcache-ai/Mooncake traces; session fields as in the trace replay of NVIDIA Dynamo 1.6.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import attrs
+
+from g2sim.actors.kv.prompt import RunPrompt
+from g2sim.actors.traffic.sessions import Session, Turn
+from g2sim.actors.traffic.trace_json import MAX_TOKENS, U32_MAX, Fields, row_objects
+from g2sim.bus.errors import ConfigError
+
+_LOWEST_MS = -sys.float_info.max
+
+
+@attrs.define(slots=True)
+class _Draft:
+    """A session while its rows are read; ``last_ms`` is the last timestamp seen in it."""
+
+    session_id: str
+    first_arrival_ms: float | None
+    last_ms: float | None
+    turns: list[Turn]
+
+
+def load_mooncake(path: Path, *, block_size_tokens: int = 512, closed_loop: bool = False) -> list[Session]:
+    """Read a file, line by line.
+
+    Args:
+        block_size_tokens: tokens that one hash id stands for, >= 1.
+        closed_loop: arrivals do not count, so timestamps may be missing.
+
+    Returns: sessions in the order of their first rows; a row without a session id is a session of its own.
+    Raises: ConfigError on anything malformed, with file and line.
+    """
+    drafts: dict[str, _Draft] = {}
+    interned: dict[int, int] = {}
+    for line, row in row_objects(path):
+        prompt = _prompt(row, block_size_tokens, interned)
+        output_tokens = row.integer("output_length", "output_tokens", high=MAX_TOKENS)
+        _check_output_ids(row, output_tokens)
+        session_id = row.string("session_id") if row.present("session_id") else f"request_{line}"
+        timestamp_ms = _optional_number(row, ("timestamp", "created_time"), _LOWEST_MS)
+        delay_ms = _optional_number(row, ("delay", "delay_ms"), 0.0)
+        draft = drafts.get(session_id)
+        if draft is None:
+            _check_first_row(row, timestamp_ms, delay_ms, closed_loop)
+            drafts[session_id] = _Draft(
+                session_id, timestamp_ms, timestamp_ms, [Turn(prompt=prompt, output_tokens=output_tokens)]
+            )
+            continue
+        wait_ms = _wait_ms(row, draft, timestamp_ms, delay_ms)
+        if timestamp_ms is not None:
+            draft.last_ms = timestamp_ms
+        draft.turns.append(Turn(prompt=prompt, output_tokens=output_tokens, delay_ms=wait_ms))
+    if not drafts:
+        raise ConfigError("", problem="the file holds no rows", allowed="one JSON object on a line", where=f"{path}:1")
+    return [
+        Session(session_id=draft.session_id, first_arrival_ms=draft.first_arrival_ms, turns=tuple(draft.turns))
+        for draft in drafts.values()
+    ]
+
+
+def _prompt(row: Fields, block_size_tokens: int, interned: dict[int, int]) -> RunPrompt:
+    ids = row.integers("hash_ids")
+    if not ids:
+        raise row.error("hash_ids", got=list(ids), allowed="at least one hash id")
+    capacity = len(ids) * block_size_tokens
+    length = capacity
+    if row.present("input_length", "input_tokens"):
+        length = row.integer("input_length", "input_tokens", low=1, high=MAX_TOKENS)
+    if length > capacity:
+        needed = -(-length // block_size_tokens)
+        raise row.error(
+            "hash_ids",
+            got=f"{len(ids)} ids for input_length {length}",
+            allowed=f"{needed} ids or more of {block_size_tokens} tokens each",
+            hint="traffic.source.block_size must be the trace's own block size",
+        )
+    return RunPrompt(tuple(interned.setdefault(hash_id, len(interned)) for hash_id in ids), block_size_tokens, length)
+
+
+def _optional_number(row: Fields, names: tuple[str, ...], low: float) -> float | None:
+    return row.number(*names, low=low) if row.present(*names) else None
+
+
+def _check_output_ids(row: Fields, output_tokens: int) -> None:
+    if not row.present("output_token_ids"):
+        return
+    count = len(row.integers("output_token_ids", high=U32_MAX))
+    if count != output_tokens:
+        raise row.error("output_token_ids", got=f"{count} ids", allowed=f"{output_tokens} ids, as output_length says")
+
+
+def _check_first_row(row: Fields, timestamp_ms: float | None, delay_ms: float | None, closed_loop: bool) -> None:
+    if delay_ms:
+        raise row.error("delay", got=delay_ms, allowed="0 or nothing on the first row of a session")
+    if closed_loop:
+        if timestamp_ms is not None and timestamp_ms < 0.0:
+            raise row.error("timestamp", got=timestamp_ms, allowed="0 or more in a closed loop")
+    elif timestamp_ms is None:
+        raise row.error(
+            "timestamp",
+            problem="missing",
+            allowed="a number of ms on the first row of each session",
+            hint="a closed loop (traffic.load.type: concurrency) needs none",
+        )
+
+
+def _wait_ms(row: Fields, draft: _Draft, timestamp_ms: float | None, delay_ms: float | None) -> float:
+    """How long a later turn waits after the end of the turn before it."""
+    if delay_ms is not None:
+        return delay_ms
+    if timestamp_ms is None:
+        return 0.0
+    if draft.last_ms is None:
+        raise row.error(
+            "timestamp", got=timestamp_ms, allowed="a delay, since no earlier row of this session has a timestamp"
+        )
+    wait_ms = timestamp_ms - draft.last_ms
+    if wait_ms < 0.0:
+        raise row.error(
+            "timestamp", got=timestamp_ms, allowed=f"{draft.last_ms!r} or more, as the session's row before"
+        )
+    return wait_ms

@@ -1,0 +1,361 @@
+"""A worker on the bus: its ranks, one clock for all of them, and the events that the world sees.
+
+Owns: when passes start and end, and what is published when. Refuses to know: what a pass does (``rank``), and how a
+shared pool works (it is asked over the bus; a private tier is served here).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import attrs
+
+from g2sim.actors.host_pool.messages import HostProgress, Join, PoolChange
+from g2sim.actors.host_pool.pool import HostPool
+from g2sim.actors.host_pool.transfers import Link
+from g2sim.actors.kv.events import BlocksRemoved, BlocksStored, Tier
+from g2sim.actors.phases import Phase
+from g2sim.actors.worker import events as ev
+from g2sim.actors.worker.messages import SubmitRequest
+from g2sim.actors.worker.rank import PassResult, Rank, RemovedBlocks
+from g2sim.bus.errors import ProtocolError
+from g2sim.bus.kernel import Ask, Envelope, Port, Turn
+
+
+@attrs.frozen(slots=True)
+class Begin:
+    """First message of a run: join the host tier."""
+
+
+@attrs.frozen(slots=True)
+class _StartPass:
+    pass
+
+
+@attrs.frozen(slots=True)
+class _PassEnd:
+    pass
+
+
+@attrs.frozen(slots=True)
+class _HostDeadline:
+    pass
+
+
+class RankPlace:
+    """One rank with what the worker knows of it.
+
+    Attributes:
+        own_pool: its private host tier; None when it has none or uses the shared pool.
+    """
+
+    __slots__ = ("dp_rank", "next_event_id", "own_pool", "pass_idx", "rank")
+
+    def __init__(self, dp_rank: int, rank: Rank, own_pool: HostPool | None) -> None:
+        self.dp_rank = dp_rank
+        self.rank = rank
+        self.own_pool = own_pool
+        self.next_event_id = 0
+        self.pass_idx = 0
+
+
+class WorkerActor:
+    """See the module's text.
+
+    Args:
+        name: the actor's name on the bus.
+        worker: its number within its role.
+        role: "aggregated", "prefill" or "decode".
+        places: its ranks.
+        shared_pool: name of the shared pool's actor, None without one.
+        link: the ranks' connection to their host tier, None without one.
+        watched: somebody subscribes to this worker's KV events, so hearing of a change in a shared pool is an effect.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        worker: int,
+        role: str,
+        places: Sequence[RankPlace],
+        shared_pool: str | None,
+        link: Link | None,
+        watched: bool,
+    ) -> None:
+        self.name = name
+        self.worker = worker
+        self.role = role
+        self.places = tuple(places)
+        self._shared_pool = shared_pool
+        self._link = link
+        self._watched = watched
+        self._in_flight: list[tuple[RankPlace, PassResult]] | None = None
+        self._start_is_due = False
+        self._deadline: Envelope | None = None
+        self._deadline_ms: float | None = None
+
+    def receive(self, message: Any, port: Port) -> Turn | None:
+        kind = type(message)
+        if kind is _PassEnd:
+            return self._end_pass(port)
+        if kind is _StartPass:
+            return self._start_pass(port)
+        if kind is HostProgress or kind is _HostDeadline:
+            return self._hear_of_transfers(kind is _HostDeadline, port)
+        if kind is SubmitRequest:
+            self._submit(message, port)
+            return None
+        if kind is Begin:
+            return self._begin(port)
+        raise ProtocolError(f"{self.name}: no use for a {kind.__name__}")
+
+    @property
+    def busy(self) -> bool:
+        """Whether a pass is in flight."""
+        return self._in_flight is not None
+
+    def waiting(self) -> Sequence[str]:
+        return [
+            f"rank {place.dp_rank}: {line}" if len(self.places) > 1 else line
+            for place in self.places
+            for line in place.rank.waiting()
+        ]
+
+    # -- messages
+
+    def _begin(self, port: Port) -> Turn:
+        for place in self.places:
+            if self._link is None:
+                continue
+            snapshot = yield from self._ask_host(
+                place,
+                Join(
+                    client=place.rank.client,
+                    worker=self.worker,
+                    role=self.role,
+                    dp_rank=place.dp_rank,
+                    link=self._link,
+                    actor=self.name,
+                ),
+                port,
+            )
+            place.rank.host_changes.extend(snapshot)
+            self._publish_changes(place, port)
+
+    def _submit(self, message: SubmitRequest, port: Port) -> None:
+        self.places[message.dp_rank].rank.submit(message.given)
+        port.publish(
+            ev.RequestQueued(worker=self.worker, role=self.role, dp_rank=message.dp_rank, request=message.given.request)
+        )
+        self._plan(port)
+
+    def _start_pass(self, port: Port) -> Turn:
+        self._start_is_due = False
+        if self._in_flight is not None:
+            port.no_effect()
+            return
+        now_ms = port.now_ms
+        results: list[tuple[RankPlace, PassResult]] = []
+        end_ms = now_ms
+        for place in self.places:
+            if place.rank.ready:
+                result = yield from self._talk(place, place.rank.run_pass(now_ms), port)
+                end_ms = max(end_ms, result.end_ms)
+                results.append((place, result))
+        progress = False
+        for place, result in results:
+            progress = self._publish_start(place, result, port) or progress
+        if end_ms > now_ms:
+            self._in_flight = results
+            if self._deadline is not None:
+                port.cancel(self._deadline)
+                self._deadline = self._deadline_ms = None
+            port.send_self(_PassEnd(), phase=Phase.PASS_END, at_ms=end_ms)
+            return
+        yield from self._show(results, port)
+        if not progress:
+            # Nothing came of it: try again when something else has changed.
+            port.no_effect()
+            port.retry(_StartPass(), phase=Phase.START)
+            self._start_is_due = True
+        self._plan(port)
+
+    def _end_pass(self, port: Port) -> Turn:
+        results = self._in_flight
+        if results is None:
+            raise ProtocolError(f"{self.name}: a pass ends, but none is in flight")
+        self._in_flight = None
+        yield from self._show(results, port)
+        self._plan(port)
+
+    def _hear_of_transfers(self, by_deadline: bool, port: Port) -> Turn:
+        if by_deadline:
+            self._deadline = self._deadline_ms = None
+        if self._in_flight is not None:
+            port.no_effect()
+            return
+        effect = False
+        for place in self.places:
+            if by_deadline and not _is_due(place, port.now_ms):
+                continue
+            reply = yield from self._talk(place, place.rank.tick(), port)
+            effect = effect or reply.progress or bool(reply.completions) or (self._watched and bool(reply.changes))
+            self._publish_changes(place, port)
+        if not effect:
+            port.no_effect()
+        self._plan(port)
+
+    # -- showing
+
+    def _publish_start(self, place: RankPlace, result: PassResult, port: Port) -> bool:
+        """Publish what shows at the start of a pass. Returns whether the pass makes progress."""
+        who: dict[str, Any] = {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
+        for request in result.preempted:
+            port.publish(ev.RequestPreempted(request=request, **who))
+        if not result.progress:
+            return False
+        for admission in result.admissions:
+            port.publish(
+                ev.RequestAdmitted(
+                    request=admission.request,
+                    reused_tokens=admission.reused_tokens,
+                    g1_tokens=admission.g1_tokens,
+                    host_tokens=admission.host_tokens,
+                    readmission=admission.readmission,
+                    **who,
+                )
+            )
+        port.publish(
+            ev.PassStarted(
+                pass_idx=place.pass_idx,
+                compute_start_ms=result.compute_start_ms,
+                end_ms=result.end_ms,
+                scheduled_tokens=result.scheduled_tokens,
+                scheduled_requests=result.scheduled_requests,
+                **who,
+            )
+        )
+        return True
+
+    def _show(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> Turn:
+        """Make passes visible, rank by rank: KV events first, then tokens and ends."""
+        for place, _ in results:
+            yield from self._talk(place, place.rank.end_pass(), port)
+            self._publish_changes(place, port)
+        for place, result in results:
+            if not result.progress:
+                continue
+            who: dict[str, Any] = {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
+            emitted = tuple(output.request for output in result.outputs if output.emitted)
+            port.publish(
+                ev.PassEnded(pass_idx=place.pass_idx, emitted=emitted, prefill_tokens=result.prefill_tokens, **who)
+            )
+            place.pass_idx += 1
+            for output in result.outputs:
+                if output.status is not None:
+                    port.publish(ev.RequestEnded(request=output.request, status=output.status.value, **who))
+
+    def _publish_changes(self, place: RankPlace, port: Port) -> None:
+        """Publish the rank's KV events: its passes' device changes, host changes, then restored device blocks."""
+        rank = place.rank
+        if not rank.device_changes and not rank.host_changes and not rank.restored:
+            return
+        for device_change in rank.device_changes:
+            self._publish_device_change(place, device_change, port)
+        for host_change in rank.host_changes:
+            self._publish_host_change(place, host_change, port)
+        for restored in rank.restored:
+            self._publish_device_change(place, restored, port)
+        rank.device_changes.clear()
+        rank.host_changes.clear()
+        rank.restored.clear()
+
+    def _publish_device_change(self, place: RankPlace, change: Any, port: Port) -> None:
+        who = self._publisher(place)
+        if type(change) is RemovedBlocks:
+            port.publish(BlocksRemoved(tier=Tier.DEVICE.value, block_hashes=change.block_hashes, **who))
+            return
+        port.publish(
+            BlocksStored(
+                tier=Tier.DEVICE.value,
+                parent_hash=change.parent_hash,
+                start_position=change.start_position,
+                block_hashes=change.block_hashes,
+                token_hashes=change.tokens_hashes,
+                **who,
+            )
+        )
+
+    def _publish_host_change(self, place: RankPlace, change: PoolChange, port: Port) -> None:
+        who = self._publisher(place)
+        if not change.stored:
+            port.publish(BlocksRemoved(tier=Tier.HOST_PINNED.value, block_hashes=change.block_hashes, **who))
+            return
+        port.publish(
+            BlocksStored(
+                tier=Tier.HOST_PINNED.value,
+                parent_hash=change.parent_hash,
+                start_position=change.start_position,
+                block_hashes=change.block_hashes,
+                token_hashes=change.tokens_hashes,
+                **who,
+            )
+        )
+
+    def _publisher(self, place: RankPlace) -> dict[str, Any]:
+        event_id = place.next_event_id
+        place.next_event_id += 1
+        return {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank, "event_id": event_id}
+
+    # -- inside
+
+    def _plan(self, port: Port) -> None:
+        """After a turn that leaves the worker idle: see to it that it starts, and hears of its transfers, on time."""
+        if self._in_flight is not None:
+            return
+        if not self._start_is_due and any(place.rank.ready for place in self.places):
+            port.send_self(_StartPass(), phase=Phase.START)
+            self._start_is_due = True
+        if self._shared_pool is not None or self._link is None:
+            return
+        deadlines = [place.own_pool.next_event_ms() for place in self.places if place.own_pool is not None]
+        deadline_ms = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        if deadline_ms == self._deadline_ms:
+            return
+        if self._deadline is not None:
+            port.cancel(self._deadline)
+        self._deadline_ms = deadline_ms
+        self._deadline = None
+        if deadline_ms is not None:
+            self._deadline = port.send_self(_HostDeadline(), phase=Phase.TICK, at_ms=max(deadline_ms, port.now_ms))
+
+    def _talk(self, place: RankPlace, steps: Generator[Any, Any, Any], port: Port) -> Turn:
+        """Drive one of the rank's methods, answering what it asks of its host tier."""
+        reply: Any = None
+        while True:
+            try:
+                message = steps.send(reply)
+            except StopIteration as stop:
+                return stop.value
+            reply = yield from self._ask_host(place, message, port)
+
+    def _ask_host(self, place: RankPlace, message: Any, port: Port) -> Turn:
+        own_pool = place.own_pool
+        if own_pool is None:
+            if self._shared_pool is None:
+                raise ProtocolError(f"{self.name}: there is no host tier to ask")
+            return (yield Ask(self._shared_pool, message))
+        reply = own_pool.serve(message, port.now_ms)
+        for event in own_pool.outbox:
+            port.publish(event)
+        own_pool.outbox.clear()
+        return reply
+
+
+def _is_due(place: RankPlace, now_ms: float) -> bool:
+    if place.own_pool is None:
+        return False
+    next_ms = place.own_pool.next_event_ms()
+    return next_ms is not None and next_ms <= now_ms

@@ -1,0 +1,262 @@
+"""The GPU KV cache of one rank (G1): memory, prefix copies and their order of eviction.
+
+Owns: which memory block holds which copy, who uses it, and what is evicted next.
+Refuses to know: requests, time, events (callers get the evicted hashes back).
+
+Memory is numbered 0..capacity-1. A memory block is free, reserved (taken by a reservation, not yet used), or holds a
+*copy*: private (no hash yet) or cached under a hash. Several copies of one hash may exist; the oldest alive is the
+*primary* one, the only one that prefix hits use. A cached copy that nobody references, pins or holds is *inactive*
+and may be evicted, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from g2sim.bus.errors import InvariantViolation
+
+
+class Reservation:
+    """Room set aside: ``hits`` are pinned copies in prefix order, ``fresh`` is memory, used from its end."""
+
+    __slots__ = ("fresh", "hits")
+
+    def __init__(self, hits: list[int], fresh: list[int]) -> None:
+        self.hits = hits
+        self.fresh = fresh
+
+
+class DevicePool:
+    """See the module's text. Block numbers are opaque to callers."""
+
+    __slots__ = (
+        "_copied_out_by",
+        "_free",
+        "_hash",
+        "_held_by",
+        "_inactive",
+        "_pins",
+        "_primary",
+        "_refs",
+        "_younger",
+        "capacity_blocks",
+        "copies",
+        "copy_outs",
+        "reserved_blocks",
+    )
+
+    def __init__(self, capacity_blocks: int) -> None:
+        self.capacity_blocks = capacity_blocks
+        self.reserved_blocks = 0
+        self.copies = 0
+        # Transfers that still read device memory, and what they hold (shared scope only).
+        self.copy_outs: dict[int, tuple[int, ...]] = {}
+        self._free = list(range(capacity_blocks))
+        self._hash: list[int | None] = [None] * capacity_blocks
+        self._refs = [0] * capacity_blocks
+        self._pins = [0] * capacity_blocks
+        self._held_by: list[int | None] = [None] * capacity_blocks
+        self._copied_out_by: list[int | None] = [None] * capacity_blocks
+        self._primary: dict[int, int] = {}
+        self._younger: dict[int, list[int]] = {}
+        self._inactive: OrderedDict[int, None] = OrderedDict()
+
+    # -- looking
+
+    @property
+    def active_blocks(self) -> int:
+        """Blocks in use or set aside; inactive copies count as available."""
+        return self.copies - len(self._inactive) + self.reserved_blocks
+
+    @property
+    def available_blocks(self) -> int:
+        return self.capacity_blocks - self.active_blocks
+
+    def lookup(self, hash_: int) -> int | None:
+        """The primary copy of a hash."""
+        return self._primary.get(hash_)
+
+    def match(self, hashes: Iterable[int]) -> tuple[int, int]:
+        """Leading hashes that are resident: (how many, how many of them are active)."""
+        primary, inactive = self._primary, self._inactive
+        found = active = 0
+        for hash_ in hashes:
+            block = primary.get(hash_)
+            if block is None:
+                break
+            found += 1
+            if block not in inactive:
+                active += 1
+        return found, active
+
+    def resident_hashes(self) -> set[int]:
+        return set(self._primary)
+
+    # -- reserving
+
+    def reserve(self, hits: Sequence[int], fresh_blocks: int) -> tuple[Reservation, list[int]] | None:
+        """Pin ``hits`` and set ``fresh_blocks`` aside, evicting inactive copies as needed; all or nothing.
+
+        Returns: the reservation and the hashes whose last copy was evicted, in order; None if there is no room.
+        """
+        free, inactive = self._free, self._inactive
+        missing = fresh_blocks - len(free)
+        if missing > 0:
+            spared = len({block for block in hits if block in inactive})
+            if missing > len(inactive) - spared:
+                return None
+        for block in hits:
+            inactive.pop(block, None)
+            self._pins[block] += 1
+        if missing <= 0:
+            keep = len(free) - fresh_blocks
+            taken = free[keep:]
+            del free[keep:]
+            self.reserved_blocks += fresh_blocks
+            return Reservation(list(hits), taken), []
+        taken = free[:]
+        free.clear()
+        removed = []
+        for _ in range(missing):
+            block, _none = inactive.popitem(last=False)
+            hash_ = self._forget(block)
+            if hash_ is not None:
+                removed.append(hash_)
+            taken.append(block)
+        self.reserved_blocks += fresh_blocks
+        return Reservation(list(hits), taken), removed
+
+    def still_copied_out(self, reservation: Reservation) -> list[int]:
+        """Transfers that still read memory which the reservation took, in order of use, each once."""
+        if not self.copy_outs:
+            return []
+        out: list[int] = []
+        for block in reversed(reservation.fresh):
+            transfer = self._copied_out_by[block]
+            if transfer is not None and transfer in self.copy_outs and transfer not in out:
+                out.append(transfer)
+        return out
+
+    def activate_hits(self, reservation: Reservation) -> list[int]:
+        """Turn the reservation's pins into references."""
+        hits, reservation.hits = reservation.hits, []
+        for block in hits:
+            self._pins[block] -= 1
+            self._refs[block] += 1
+        return hits
+
+    def take_private(self, reservation: Reservation) -> int:
+        """Use the next memory block of a reservation for a private copy."""
+        block = reservation.fresh.pop()
+        self.reserved_blocks -= 1
+        self.copies += 1
+        self._refs[block] = 1
+        return block
+
+    def cancel(self, reservation: Reservation) -> None:
+        """Give a reservation back, hits in reverse order."""
+        for block in reversed(reservation.hits):
+            self._pins[block] -= 1
+            self._settle(block)
+        self.reserved_blocks -= len(reservation.fresh)
+        self._free.extend(reservation.fresh)
+        reservation.hits = []
+        reservation.fresh = []
+
+    # -- using
+
+    def cache(self, block: int, hash_: int) -> bool:
+        """Enter a private copy under its hash; True if it is the first copy of it."""
+        if self._hash[block] is not None:
+            raise InvariantViolation(f"device block {block} is cached twice")
+        self._hash[block] = hash_
+        if hash_ in self._primary:
+            self._younger.setdefault(hash_, []).append(block)
+            return False
+        self._primary[hash_] = block
+        return True
+
+    def release(self, block: int) -> None:
+        """Drop one reference; a private copy becomes free memory at once."""
+        if self._hash[block] is None:
+            self._refs[block] = 0
+            self.copies -= 1
+            self._free.append(block)
+            return
+        self._refs[block] -= 1
+        if self._refs[block] < 0:
+            raise InvariantViolation(f"device block {block} is released more often than referenced")
+        self._settle(block)
+
+    # -- copies to the host tier
+
+    def is_copied_out(self, block: int) -> bool:
+        """Whether an earlier transfer still reads this memory."""
+        transfer = self._copied_out_by[block]
+        return transfer is not None and transfer in self.copy_outs
+
+    def begin_copy_out(self, blocks: Sequence[int], transfer: int, *, hold: bool) -> None:
+        """Note that ``transfer`` reads these blocks; with ``hold`` they cannot be evicted until it has ended."""
+        for block in blocks:
+            self._copied_out_by[block] = transfer
+            if hold:
+                self._held_by[block] = transfer
+                self._inactive.pop(block, None)
+        self.copy_outs[transfer] = tuple(blocks) if hold else ()
+
+    def end_copy_out(self, transfer: int) -> None:
+        """The transfer has ended; what it held is let go, last to first."""
+        for block in reversed(self.copy_outs.pop(transfer)):
+            self._held_by[block] = None
+            self._copied_out_by[block] = None
+            self._settle(block)
+
+    # -- inside
+
+    def _settle(self, block: int) -> None:
+        if (
+            self._refs[block] == 0
+            and self._pins[block] == 0
+            and self._held_by[block] is None
+            and self._hash[block] is not None
+        ):
+            self._inactive[block] = None
+
+    def _forget(self, block: int) -> int | None:
+        """Evict an inactive copy; returns its hash if no other copy is left."""
+        hash_ = self._hash[block]
+        if hash_ is None:
+            raise InvariantViolation(f"device block {block} is inactive but private")
+        self._hash[block] = None
+        self.copies -= 1
+        younger = self._younger.get(hash_)
+        if younger is None:
+            del self._primary[hash_]
+            return hash_
+        if self._primary[hash_] == block:
+            self._primary[hash_] = younger.pop(0)
+        else:
+            younger.remove(block)
+        if not younger:
+            del self._younger[hash_]
+        return None
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless the books agree. Costs O(capacity)."""
+        cached = len(self._primary) + sum(map(len, self._younger.values()))
+        if not len(self._free) + self.reserved_blocks + self.copies == self.capacity_blocks:
+            raise InvariantViolation(
+                f"device pool: free {len(self._free)} + reserved {self.reserved_blocks} + copies {self.copies} "
+                f"!= capacity {self.capacity_blocks}"
+            )
+        if not cached == sum(hash_ is not None for hash_ in self._hash):
+            raise InvariantViolation("device pool: hash index and memory disagree")
+        for hash_, block in self._primary.items():
+            if not self._hash[block] == hash_:
+                raise InvariantViolation(f"device pool: block {block} is indexed under a hash it does not hold")
+        for block in self._inactive:
+            if not (self._refs[block] == self._pins[block] == 0 and self._held_by[block] is None):
+                raise InvariantViolation(f"device pool: inactive block {block} is in use")
+        if not (min(self._refs) >= 0 and min(self._pins) >= 0):
+            raise InvariantViolation("device pool: negative use count")

@@ -1,0 +1,722 @@
+"""The scheduler of one rank: a vLLM-style continuous batch over one GPU KV cache, with an optional host tier.
+
+Owns: queues, the running list, what a pass does, and the rank's side of a prefill/decode hand-off.
+Refuses to know: the bus and the clock (time is an argument), and whether its host tier is private or shared.
+
+A pass happens, in state, at its start; callers show its results at its end. Where the host tier has to be asked, the
+methods are generators that yield one of the messages of ``host_pool.messages`` and are sent the reply.
+
+Source: vLLM scheduler of aisimulate-core 0.13.0; recordings in tests/oracle.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections import deque
+from collections.abc import Generator, Iterable
+from typing import Any
+
+import attrs
+
+from g2sim.actors.config import HostScope, PreemptionMode, RankConfig, WorkerRole
+from g2sim.actors.host_pool.messages import (
+    BoundaryReply,
+    LookUp,
+    LookUpOutcome,
+    LookUpReply,
+    PassBoundary,
+    PoolChange,
+    PrepareStore,
+    QueueLoad,
+    StoreOutcome,
+    StoreReply,
+    Tick,
+    TickReply,
+)
+from g2sim.actors.traffic.request import RequestStatus
+from g2sim.actors.worker.device_pool import DevicePool, Reservation
+from g2sim.actors.worker.sequence import Load, RankRequest, Sequence, SequenceState
+from g2sim.actors.worker.timing import PassTimer
+from g2sim.bus.errors import InvariantViolation
+
+HostTalk = Generator[Any, Any, None]
+NO_LIMIT = sys.maxsize
+
+
+@attrs.frozen(slots=True)
+class StoredRun:
+    """Blocks of one sequence that became resident on the device, as the first copies of their hashes."""
+
+    parent_hash: int | None
+    start_position: int
+    block_hashes: tuple[int, ...]
+    tokens_hashes: tuple[int, ...]
+
+
+@attrs.frozen(slots=True)
+class RemovedBlocks:
+    """Hashes whose last device copy was evicted, in order."""
+
+    block_hashes: tuple[int, ...]
+
+
+DeviceChange = StoredRun | RemovedBlocks
+
+
+@attrs.frozen(slots=True)
+class Admission:
+    """A sequence entered the running list. ``g1_tokens`` and ``host_tokens`` are None on a readmission."""
+
+    request: int
+    reused_tokens: int
+    g1_tokens: int | None
+    host_tokens: int | None
+    readmission: bool
+
+
+@attrs.frozen(slots=True)
+class Output:
+    """What a pass did to one request: produced a token, ended it (``status``), or both."""
+
+    request: int
+    emitted: bool
+    status: RequestStatus | None
+
+
+@attrs.frozen(slots=True)
+class SourceHeld:
+    """A prefill source is done; its blocks stay until it is released."""
+
+    handoff: int
+    prompt_tokens: int
+
+
+@attrs.frozen(slots=True)
+class DestinationReserved:
+    """A decode destination has all its prompt blocks; ``fresh_blocks`` of them have no KV yet."""
+
+    handoff: int
+    fresh_blocks: int
+
+
+HandoffReport = SourceHeld | DestinationReserved
+
+
+class PassResult:
+    """What one pass of one rank did."""
+
+    __slots__ = (
+        "admissions",
+        "compute_start_ms",
+        "end_ms",
+        "outputs",
+        "preempted",
+        "prefill_tokens",
+        "reports",
+        "scheduled_requests",
+        "scheduled_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.admissions: list[Admission] = []
+        self.preempted: list[int] = []
+        self.outputs: list[Output] = []
+        self.reports: list[HandoffReport] = []
+        self.scheduled_requests = 0
+        self.scheduled_tokens = 0
+        self.prefill_tokens = 0
+        self.compute_start_ms = 0.0
+        self.end_ms = 0.0
+
+    @property
+    def progress(self) -> bool:
+        """Whether anything happened that counts; a preemption alone does not."""
+        return bool(self.admissions or self.outputs or self.reports or self.scheduled_requests)
+
+
+class _Give(enum.Enum):
+    DONE = "done"
+    BLOCKED = "blocked"
+    PREEMPTED_ITSELF = "preempted itself"
+
+
+class _Share:
+    """What one sequence was given in the pass under way."""
+
+    __slots__ = ("prefix", "prompt", "tokens")
+
+    def __init__(self, tokens: int, prompt: int, prefix: int) -> None:
+        self.tokens = tokens
+        self.prompt = prompt
+        self.prefix = prefix
+
+
+class _Pass:
+    """Selection state of the pass under way; the last three describe its prefill batch for the timing model."""
+
+    __slots__ = ("any_preempted", "budget", "prefill_requests", "prefix_tokens", "prompt_tokens", "shares")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.shares: dict[Sequence, _Share] = {}
+        self.any_preempted = False
+        self.prefill_requests = 0
+        self.prompt_tokens = 0
+        self.prefix_tokens = 0
+
+
+class _Destination:
+    """A pending destination; ``tried_at`` is the capacity generation at which its reservation was last refused."""
+
+    __slots__ = ("handoff", "sequence", "tried_at")
+
+    def __init__(self, handoff: int, sequence: Sequence) -> None:
+        self.handoff = handoff
+        self.sequence = sequence
+        self.tried_at: int | None = None
+
+
+class Rank:
+    """See the module's text.
+
+    Args:
+        config: the rank's settings.
+        role: what its pool does.
+        client: its number at its host tier; no meaning without one.
+    """
+
+    def __init__(self, config: RankConfig, role: WorkerRole, client: int = 0) -> None:
+        self.config = config
+        self.role = role
+        self.client = client
+        self.pool = DevicePool(config.gpu_blocks)
+        self.running: list[Sequence] = []
+        self.queue: deque[Sequence] = deque()
+        self.connector: list[Sequence] = []
+        self.device_changes: list[DeviceChange] = []
+        self.host_changes: list[PoolChange] = []
+        self.restored: list[DeviceChange] = []
+        self._timer = PassTimer(config)
+        self._block_size = config.block_size_tokens
+        self._max_seqs = config.max_seqs if config.max_seqs is not None else NO_LIMIT
+        self._budget = config.max_batched_tokens if config.max_batched_tokens is not None else NO_LIMIT
+        self._has_host = config.host is not None
+        self._holds = config.host is not None and config.host.scope is HostScope.CLUSTER_SHARED
+        self._next_order = 0
+        self._fence_ms = 0.0
+        self._copy_out_ends_ms: dict[int, float] = {}
+        self._loads: dict[int, Sequence] = {}
+        self._loading: frozenset[int] = frozenset()
+        # Prefill/decode hand-off.
+        self._generation = 0
+        self._held: dict[int, Sequence] = {}
+        self._pending: deque[_Destination] = deque()
+        self._reserved: dict[int, tuple[Sequence, Reservation]] = {}
+        self._materialised: list[Sequence] = []
+        self._retry_due = False
+
+    # -- commands
+
+    def submit(self, given: RankRequest, handoff: int | None = None) -> None:
+        """Put a request at the end of the waiting queue."""
+        self.queue.append(Sequence(given, self._take_order(), handoff))
+
+    @property
+    def ready(self) -> bool:
+        """Whether a pass is worth starting."""
+        return bool(self.running or self.queue) or self._retry_due or any(not seq.asleep for seq in self.connector)
+
+    # -- the pass
+
+    def run_pass(self, now_ms: float) -> Generator[Any, Any, PassResult]:
+        """Decide and carry out one pass that starts at ``now_ms``; results become visible at ``result.end_ms``."""
+        result = PassResult()
+        work = _Pass(self._budget)
+        running = self.running
+        idx = 0
+        while idx < len(running) and work.budget > 0:
+            outcome = self._give(running[idx], None, work, result)
+            if outcome is _Give.DONE:
+                idx += 1
+            elif outcome is _Give.BLOCKED:
+                break
+            # A sequence that preempted itself has left the list, so idx names the next one already.
+        if self.queue or self.connector:
+            yield from self._admit(now_ms, work, result)
+        if self._has_host:
+            for seq in running:
+                if seq in work.shares:
+                    yield from self._offer_to_host(seq)
+        self._finish(now_ms, work, result)
+        return result
+
+    def _admit(self, now_ms: float, work: _Pass, result: PassResult) -> HostTalk:
+        size = self._block_size
+        config = self.config
+        while not work.any_preempted and len(self.running) < self._max_seqs and (work.budget > 0 or not self._has_host):
+            seq = self._next_candidate()
+            if seq is None:
+                return
+            if config.max_model_len_tokens is not None and seq.prompt_tokens >= config.max_model_len_tokens:
+                self._reject(seq, result)
+                continue
+            cached_tokens = 0
+            if not seq.materialised:
+                found, active = self._match(seq)
+                device_tokens = found * size
+                matched = 0
+                if self._has_host:
+                    if seq.load is not None and seq.load.done:
+                        found = active = seq.load.prefix_blocks
+                    elif seq.load is not None:
+                        self._sleep(seq)
+                        continue
+                    else:
+                        reply = yield from self._look_up(seq, found)
+                        if reply.outcome is LookUpOutcome.DEFERRED:
+                            self._sleep(seq)
+                            continue
+                        matched = reply.matched
+                if not seq.preempted and self._blocks(seq.known) > config.gpu_blocks:
+                    self._reject(seq, result)
+                    continue
+                if seq.generated < seq.output_tokens:
+                    most = (seq.known - 1) // size
+                    if found > most:
+                        found = most
+                        active = min(active, most)
+                cached_tokens = found * size
+                available = self.pool.available_blocks
+                own = seq.load.prefix_blocks if seq.load is not None else 0
+                needed = max(0, self._blocks(seq.known) - max(active, own))
+                if matched:
+                    available = max(0, available - self._headroom())
+                if needed > available:
+                    return
+                if matched:
+                    if not (yield from self._start_load(seq, device_tokens, matched, now_ms)):
+                        return
+                    self._sleep(seq)
+                    continue
+            if self._give(seq, cached_tokens, work, result) is not _Give.DONE:
+                return
+            self._enter_running(seq, cached_tokens, result)
+            if work.shares[seq].tokens == 0 and work.budget == 0:
+                return
+
+    def _enter_running(self, seq: Sequence, reused_tokens: int, result: PassResult) -> None:
+        self._unqueue(seq)
+        self.running.append(seq)
+        g1_tokens: int | None = reused_tokens
+        host_tokens: int | None = 0
+        if seq.load is not None:
+            g1_tokens = min(seq.load.device_tokens, reused_tokens)
+            host_tokens = reused_tokens - g1_tokens
+            seq.store_cursor = reused_tokens // self._block_size
+            seq.load = None
+        if seq.was_admitted or not self._has_host:
+            g1_tokens = host_tokens = None
+        result.admissions.append(Admission(seq.request, reused_tokens, g1_tokens, host_tokens, seq.was_admitted))
+        seq.was_admitted = True
+        seq.preempted = False
+        seq.state = SequenceState.RUNNING
+
+    def _finish(self, now_ms: float, work: _Pass, result: PassResult) -> None:
+        """Produce tokens, let finished sequences go, and work out how long the pass takes."""
+        start_ms = max(now_ms, self._fence_ms) if self._has_host else now_ms
+        prefill_ms = 0.0
+        if work.prefill_requests and self.role is not WorkerRole.DECODE:
+            prefill_ms = self._timer.prefill_ms(work.prefill_requests, work.prompt_tokens, work.prefix_tokens)
+        finished: list[Sequence] = []
+        ready: list[Sequence] = []
+        decoding = 0
+        decoding_tokens = 0
+        aggregated = self.role is WorkerRole.AGGREGATED
+        for seq in self.running:
+            known = seq.prompt_tokens + seq.generated
+            if seq.computed < known:
+                continue
+            if self._left(seq) == 0:
+                finished.append(seq)
+                continue
+            ready.append(seq)
+            share = work.shares.get(seq)
+            if not (aggregated and seq.generated == 0 and share is not None and share.prompt > 0):
+                decoding += 1
+                decoding_tokens += known
+        decode_ms = 0.0
+        if decoding and self.role is not WorkerRole.PREFILL:
+            decode_ms = self._timer.decode_ms(decoding_tokens)
+        outputs = result.outputs
+        rejected, result.outputs = outputs, []
+        for seq in finished:
+            self._complete(seq, result)
+            result.outputs.append(Output(seq.request, False, RequestStatus.COMPLETED))
+        for seq in ready:
+            seq.generated += 1
+            status = None
+            if self._left(seq) == 0:
+                self._complete(seq, result)
+                status = RequestStatus.COMPLETED
+            result.outputs.append(Output(seq.request, True, status))
+        result.outputs.extend(rejected)
+        for share in work.shares.values():
+            result.scheduled_tokens += share.tokens
+            if share.prompt > 0:
+                result.prefill_tokens += share.tokens
+        result.scheduled_requests = len(work.shares)
+        result.compute_start_ms = start_ms
+        # Two additions in this order: the reference's results depend on it to the last bit.
+        decode_start_ms = start_ms + prefill_ms
+        result.end_ms = decode_start_ms + decode_ms
+
+    # -- giving tokens
+
+    def _give(self, seq: Sequence, cached_tokens: int | None, work: _Pass, result: PassResult) -> _Give:
+        """Give a sequence its share of the budget; ``cached_tokens`` only when it comes from a queue."""
+        known = seq.prompt_tokens + seq.generated
+        before = seq.computed if seq.computed > 0 or cached_tokens is None else cached_tokens
+        rest = known - before
+        prompt_before = min(before, seq.prompt_tokens)
+        if not self.config.chunked_prefill and 0 < seq.prompt_tokens - prompt_before > work.budget:
+            return _Give.BLOCKED
+        want = min(rest, work.budget)
+        if want == 0 and rest > 0:
+            return _Give.BLOCKED
+        after = before + want
+        size = self._block_size
+        reuse_blocks = before // size if seq.computed == 0 else 0
+        while -(-after // size) > len(seq.blocks) and not self._allocate(seq, after, reuse_blocks):
+            victim = self._preempt(result)
+            if victim is None:
+                return _Give.BLOCKED
+            work.any_preempted = True
+            share = work.shares.pop(victim, None)
+            if share is not None:
+                work.budget += share.tokens
+                if share.prompt > 0:
+                    work.prefill_requests -= 1
+                    work.prompt_tokens -= share.prefix + share.prompt
+                    work.prefix_tokens -= share.prefix
+            if victim is seq:
+                return _Give.PREEMPTED_ITSELF
+        seq.computed = after
+        if after // size > seq.sealed and self.config.prefix_caching:
+            self._seal(seq, after // size)
+        prompt = min(after, seq.prompt_tokens) - prompt_before
+        work.shares[seq] = _Share(want, prompt, prompt_before)
+        if prompt > 0:
+            work.prefill_requests += 1
+            work.prompt_tokens += prompt_before + prompt
+            work.prefix_tokens += prompt_before
+        work.budget -= want
+        return _Give.DONE
+
+    def _allocate(self, seq: Sequence, target_tokens: int, reuse_blocks: int) -> bool:
+        """Blocks for ``target_tokens``; the first ``reuse_blocks`` of a new sequence are cache hits."""
+        have = len(seq.blocks)
+        hit_count = max(0, reuse_blocks - have)
+        hits = [self._primary(hash_) for hash_ in seq.hashes[have : have + hit_count]]
+        reserved = self.pool.reserve(hits, self._blocks(target_tokens) - have - hit_count)
+        if reserved is None:
+            return False
+        reservation, removed = reserved
+        busy = self.pool.still_copied_out(reservation)
+        self._note_removed(removed)
+        seq.blocks.extend(self.pool.activate_hits(reservation))
+        seq.sealed = max(seq.sealed, have + hit_count) if hit_count else seq.sealed
+        while reservation.fresh:
+            seq.blocks.append(self.pool.take_private(reservation))
+        for transfer in busy:
+            self._raise_fence(transfer)
+        return True
+
+    def _seal(self, seq: Sequence, stop: int) -> None:
+        """Enter the blocks up to ``stop`` under their hashes."""
+        fresh: list[int] = []
+        for position in range(seq.sealed, stop):
+            if position == len(seq.hashes):
+                seq.learn_next_hash(self._block_size)
+            if self.pool.cache(seq.blocks[position], seq.hashes[position]):
+                fresh.append(position)
+        seq.sealed = stop
+        self.device_changes.extend(_stored_runs(seq, fresh))
+
+    def _preempt(self, result: PassResult) -> Sequence | None:
+        if not self.running:
+            return None
+        victim = self.running.pop(-1 if self.config.preemption is PreemptionMode.LIFO else 0)
+        if victim.latest_store is not None:
+            self._raise_fence(victim.latest_store)
+        victim.state = SequenceState.QUEUED
+        victim.preempted = True
+        victim.computed = 0
+        self._release_blocks(victim)
+        self.queue.appendleft(victim)
+        self._generation += 1
+        result.preempted.append(victim.request)
+        return victim
+
+    def _complete(self, seq: Sequence, result: PassResult) -> None:
+        self.running.remove(seq)
+        self._generation += 1
+        if self.role is WorkerRole.PREFILL and seq.handoff is not None:
+            seq.state = SequenceState.HELD
+            self._held[seq.handoff] = seq
+            result.reports.append(SourceHeld(seq.handoff, seq.prompt_tokens))
+            return
+        self._release_blocks(seq)
+
+    def _reject(self, seq: Sequence, result: PassResult) -> None:
+        """Take a sequence out of its queue for good. ``_finish`` puts these outputs behind the others."""
+        self._unqueue(seq)
+        if seq.blocks:
+            raise InvariantViolation(f"request {seq.request} is rejected while it owns blocks")
+        result.outputs.append(Output(seq.request, False, RequestStatus.REJECTED))
+
+    def _release_blocks(self, seq: Sequence) -> None:
+        for block in reversed(seq.blocks):
+            self.pool.release(block)
+        seq.blocks.clear()
+        seq.sealed = 0
+
+    # -- queues
+
+    def _next_candidate(self) -> Sequence | None:
+        """The sequence whose turn it is to be admitted, None to stop."""
+        while self._materialised and not (
+            self._materialised[0].state is SequenceState.QUEUED and self._materialised[0].materialised
+        ):
+            self._materialised.pop(0)
+        if self._pending or (self.role is WorkerRole.DECODE and self._has_host and self._materialised):
+            return self._materialised[0] if self._materialised else None
+        for seq in self.connector:
+            if not seq.asleep:
+                return seq
+        return self.queue[0] if self.queue else None
+
+    def _unqueue(self, seq: Sequence) -> None:
+        if seq.state is SequenceState.CONNECTOR:
+            self.connector.remove(seq)
+        else:
+            self.queue.remove(seq)
+        seq.asleep = False
+
+    def _sleep(self, seq: Sequence) -> None:
+        """Let a sequence wait for a transfer, in its place in the connector queue."""
+        if seq.state is not SequenceState.CONNECTOR:
+            self._unqueue(seq)
+            seq.state = SequenceState.CONNECTOR
+            self.connector.append(seq)
+        seq.asleep = True
+
+    # -- host tier
+
+    def _look_up(self, seq: Sequence, base_blocks: int) -> Generator[Any, Any, LookUpReply]:
+        reply: LookUpReply = yield LookUp(
+            client=self.client,
+            chain=seq.chain,
+            base_blocks=base_blocks,
+            latest_store=seq.latest_store,
+            loading=self._loading,
+        )
+        if reply.store_landed:
+            seq.latest_store = None
+        return reply
+
+    def _start_load(self, seq: Sequence, device_tokens: int, matched: int, now_ms: float) -> Generator[Any, Any, bool]:
+        base = device_tokens // self._block_size
+        hits = [self._primary(hash_) for hash_ in seq.hashes[:base]]
+        reserved = self.pool.reserve(hits, matched)
+        if reserved is None:
+            return False
+        reservation, removed = reserved
+        self._note_removed(removed)
+        from_ms = now_ms
+        for transfer in self.pool.still_copied_out(reservation):
+            from_ms = max(from_ms, self._copy_out_ends_ms[transfer])
+        transfer = yield QueueLoad(
+            client=self.client,
+            request=seq.request,
+            chain=seq.chain,
+            start=base,
+            stop=base + matched,
+            from_ms=from_ms,
+        )
+        keys = seq.chain.sequence_hashes[base : base + matched]
+        seq.load = Load(reservation, keys, device_tokens, base + matched, self._blocks(seq.known))
+        self._loads[transfer] = seq
+        self._loading = self._loading.union(keys)
+        return True
+
+    def _headroom(self) -> int:
+        """Blocks that are spoken for although nobody has reserved them: rests of prompts under way, tails of loads."""
+        rest = 0
+        for seq in self.running:
+            if seq.computed < seq.prompt_tokens:
+                rest += max(0, self._blocks(seq.known) - len(seq.blocks))
+        for seq in self.connector:
+            if seq.load is not None:
+                rest += seq.load.tail_blocks
+        return rest
+
+    def _offer_to_host(self, seq: Sequence) -> HostTalk:
+        """Store what the pass adds to the whole prompt blocks that the tier has been offered."""
+        stop = min(seq.computed, seq.prompt_tokens) // self._block_size
+        if stop <= seq.store_cursor:
+            return
+        start = seq.store_cursor
+        pool = self.pool
+        busy = frozenset(
+            position for position in range(start, stop) if pool.copy_outs and pool.is_copied_out(seq.blocks[position])
+        )
+        reply: StoreReply = yield PrepareStore(
+            client=self.client, request=seq.request, chain=seq.chain, start=start, stop=stop, busy_sources=busy
+        )
+        if reply.outcome is StoreOutcome.PRESENT:
+            seq.store_cursor = stop
+        elif reply.outcome is StoreOutcome.PREPARED:
+            if reply.transfer is None:
+                raise InvariantViolation(f"store of request {seq.request} is prepared without a transfer")
+            pool.begin_copy_out(
+                [seq.blocks[position] for position in reply.positions], reply.transfer, hold=self._holds
+            )
+            seq.latest_store = reply.transfer
+            seq.store_cursor = stop
+
+    def end_pass(self) -> HostTalk:
+        """The host tier's part of a pass end; to be called when the pass's results become visible."""
+        if not self._has_host:
+            return
+        reply: BoundaryReply = yield PassBoundary(self.client)
+        self._take_note(reply.before)
+        for transfer, end_ms in reply.submitted:
+            if end_ms is not None:
+                self._copy_out_ends_ms[transfer] = end_ms
+        self._take_note(reply.after)
+
+    def tick(self) -> Generator[Any, Any, TickReply]:
+        """Hear from the host tier while no pass is in flight."""
+        reply: TickReply = yield Tick(self.client)
+        self._take_note(reply)
+        return reply
+
+    def _take_note(self, reply: TickReply) -> None:
+        self.host_changes.extend(reply.changes)
+        for completion in reply.completions:
+            if not completion.is_load:
+                self.pool.end_copy_out(completion.transfer)
+                self._copy_out_ends_ms.pop(completion.transfer, None)
+        for completion in reply.completions:
+            if completion.is_load:
+                self._finish_load(self._loads.pop(completion.transfer))
+        if reply.progress:
+            for seq in self.connector:
+                seq.asleep = False
+            if self._pending:
+                self._generation += 1
+                self._retry_due = True
+
+    def _finish_load(self, seq: Sequence) -> None:
+        load = seq.load
+        if load is None:
+            raise InvariantViolation(f"request {seq.request} has no load to finish")
+        self._loading = self._loading.difference(load.keys)
+        self._materialise(seq, load.reservation, load.prefix_blocks, self.restored)
+        load.done = True
+
+    def _materialise(self, seq: Sequence, reservation: Reservation, stop: int, changes: list[DeviceChange]) -> None:
+        """Turn a reservation for the first ``stop`` blocks into the sequence's blocks, whole ones cached."""
+        pool = self.pool
+        seq.blocks.extend(pool.activate_hits(reservation))
+        fresh: list[int] = []
+        for position in range(len(seq.blocks), stop):
+            block = pool.take_private(reservation)
+            seq.blocks.append(block)
+            if position < len(seq.chain) and self.config.prefix_caching and pool.cache(block, seq.hashes[position]):
+                fresh.append(position)
+        seq.sealed = min(stop, len(seq.chain))
+        changes.extend(_stored_runs(seq, fresh))
+
+    def _raise_fence(self, transfer: int) -> None:
+        """Compute must not start before this copy-out has ended; unknown ends belong to shared pools, which hold."""
+        end_ms = self._copy_out_ends_ms.get(transfer)
+        if end_ms is not None and end_ms > self._fence_ms:
+            self._fence_ms = end_ms
+
+    # -- small things
+
+    def _take_order(self) -> int:
+        order = self._next_order
+        self._next_order += 1
+        return order
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)
+
+    def _left(self, seq: Sequence) -> int:
+        """Tokens still to be generated."""
+        left = seq.output_tokens - seq.generated
+        limit = self.config.max_model_len_tokens
+        if limit is not None:
+            left = min(left, limit - seq.prompt_tokens - seq.generated)
+        return max(0, left)
+
+    def _match(self, seq: Sequence) -> tuple[int, int]:
+        return self.pool.match(seq.hashes) if self.config.prefix_caching else (0, 0)
+
+    def _primary(self, hash_: int) -> int:
+        block = self.pool.lookup(hash_)
+        if block is None:
+            raise InvariantViolation(f"block {hash_} was counted as a hit but is not resident")
+        return block
+
+    def _note_removed(self, hashes: list[int]) -> None:
+        if hashes:
+            self.device_changes.append(RemovedBlocks(tuple(hashes)))
+
+    # -- for people and checks
+
+    def waiting(self) -> list[str]:
+        """One line for each request on this rank, and what it waits for."""
+        lines = [f"request {seq.request} is running, {self._left(seq)} tokens left" for seq in self.running]
+        for seq in [*self.connector, *self.queue]:
+            needed = self._blocks(seq.known)
+            room = f"{self.pool.available_blocks} of {self.config.gpu_blocks} GPU blocks available"
+            if seq.load is not None and not seq.load.done:
+                lines.append(f"request {seq.request} waits for {len(seq.load.keys)} blocks from the host tier")
+            elif seq.asleep:
+                lines.append(f"request {seq.request} waits for a host transfer to end")
+            elif not self.config.chunked_prefill and seq.prompt_tokens > self._budget:
+                lines.append(
+                    f"request {seq.request} waits for a pass with a budget of {seq.prompt_tokens} tokens; the budget "
+                    f"is {self._budget} and chunked prefill is off"
+                )
+            elif needed > self.config.gpu_blocks:
+                lines.append(
+                    f"request {seq.request} waits for {needed} GPU blocks, more than the {self.config.gpu_blocks} "
+                    "there are"
+                )
+            else:
+                lines.append(f"request {seq.request} waits for {needed} GPU blocks ({len(seq.blocks)} its own; {room})")
+        return lines
+
+
+def _stored_runs(seq: Sequence, positions: Iterable[int]) -> list[DeviceChange]:
+    """One change for each contiguous run of positions."""
+    runs: list[list[int]] = []
+    for position in positions:
+        if runs and position == runs[-1][-1] + 1:
+            runs[-1].append(position)
+        else:
+            runs.append([position])
+    return [
+        StoredRun(
+            seq.hashes[run[0] - 1] if run[0] else None,
+            run[0],
+            tuple(seq.hashes[run[0] : run[-1] + 1]),
+            tuple(seq.tokens_hashes[run[0] : run[-1] + 1]),
+        )
+        for run in runs
+    ]

@@ -1,0 +1,160 @@
+"""A request as one rank's scheduler sees it."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+import numpy as np
+
+from g2sim.actors.kv.blocks import BlockChain, sequence_hash, tokens_hash
+from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, Prompt
+from g2sim.actors.worker.device_pool import Reservation
+
+
+@attrs.frozen(kw_only=True, slots=True, eq=False)
+class RankRequest:
+    """What a rank is given to do.
+
+    Attributes:
+        request: number of the request in the run.
+        prompt: its tokens.
+        chain: identity of its whole blocks.
+        output_tokens: tokens to generate here.
+        output_base: id of the first generated token; ids of one request are consecutive, and no other request's.
+    """
+
+    request: int
+    prompt: Prompt
+    chain: BlockChain
+    output_tokens: int
+    output_base: int
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence is. QUEUED: waiting queue. CONNECTOR: connector queue. RUNNING: running list. HELD: a prefill
+    source whose blocks wait for the decode side."""
+
+    QUEUED = "queued"
+    CONNECTOR = "connector"
+    RUNNING = "running"
+    HELD = "held"
+
+
+class Load:
+    """A restore of one sequence: ``reservation`` until it is done.
+
+    Attributes:
+        keys: block hashes that travel.
+        device_tokens: tokens found in G1 at look-up.
+        prefix_blocks: G1 blocks plus travelling ones.
+        footprint_blocks: blocks of everything known when the load began.
+    """
+
+    __slots__ = ("device_tokens", "done", "footprint_blocks", "keys", "prefix_blocks", "reservation")
+
+    def __init__(
+        self,
+        reservation: Reservation,
+        keys: tuple[int, ...],
+        device_tokens: int,
+        prefix_blocks: int,
+        footprint_blocks: int,
+    ) -> None:
+        self.reservation = reservation
+        self.keys = keys
+        self.device_tokens = device_tokens
+        self.prefix_blocks = prefix_blocks
+        self.footprint_blocks = footprint_blocks
+        self.done = False
+
+    @property
+    def tail_blocks(self) -> int:
+        """Blocks the sequence will still need beyond what the load brings."""
+        return max(0, self.footprint_blocks - self.prefix_blocks)
+
+
+class Sequence:
+    """Tokens, blocks and progress of one request on one rank.
+
+    Attributes:
+        computed: tokens that have KV.
+        generated: tokens produced so far; all of them are known, the last one is computed by the next pass.
+        hashes, tokens_hashes: identities of known whole blocks, prompt first, generated ones as they fill.
+        blocks: device memory, in order.
+        sealed: leading blocks that are cached under their hash.
+        order: the rank's running number; "reservation order".
+        store_cursor: prompt blocks that the host tier has been offered.
+        latest_store: the last store, while it may be under way.
+    """
+
+    __slots__ = (
+        "asleep",
+        "blocks",
+        "chain",
+        "computed",
+        "generated",
+        "handoff",
+        "hashes",
+        "latest_store",
+        "load",
+        "order",
+        "output_base",
+        "output_tokens",
+        "preempted",
+        "prompt",
+        "prompt_tokens",
+        "request",
+        "sealed",
+        "state",
+        "store_cursor",
+        "tokens_hashes",
+        "was_admitted",
+    )
+
+    def __init__(self, given: RankRequest, order: int, handoff: int | None = None) -> None:
+        self.request = given.request
+        self.prompt = given.prompt
+        self.prompt_tokens = given.prompt.length
+        self.chain = given.chain
+        self.output_tokens = given.output_tokens
+        self.output_base = given.output_base
+        self.order = order
+        self.handoff = handoff
+        self.state = SequenceState.QUEUED
+        self.computed = 0
+        self.generated = 0
+        self.hashes = list(given.chain.sequence_hashes)
+        self.tokens_hashes = list(given.chain.tokens_hashes)
+        self.blocks: list[int] = []
+        self.sealed = 0
+        self.store_cursor = 0
+        self.latest_store: int | None = None
+        self.load: Load | None = None
+        self.asleep = False
+        self.preempted = False
+        self.was_admitted = False
+
+    @property
+    def known(self) -> int:
+        """Prompt and generated tokens."""
+        return self.prompt_tokens + self.generated
+
+    @property
+    def materialised(self) -> bool:
+        """The whole prompt has KV although the sequence is not running: a hand-off's destination."""
+        return self.computed >= self.prompt_tokens
+
+    def learn_next_hash(self, block_size_tokens: int) -> None:
+        """Identify the next block, which has just been filled with generated tokens."""
+        position = len(self.hashes)
+        start = position * block_size_tokens
+        stop = start + block_size_tokens
+        first_output = max(start, self.prompt_tokens) - self.prompt_tokens
+        base = OUTPUT_TOKEN_BASE + self.output_base
+        ids = np.arange(base + first_output, base + stop - self.prompt_tokens, dtype=np.uint32)
+        if start < self.prompt_tokens:
+            ids = np.concatenate((self.prompt.tokens(start, self.prompt_tokens), ids))
+        own = tokens_hash(ids.astype("<u4", copy=False).tobytes())
+        self.tokens_hashes.append(own)
+        self.hashes.append(sequence_hash(self.hashes[-1] if position else None, own))

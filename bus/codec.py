@@ -1,0 +1,133 @@
+"""Values as bytes: the dialect of msgpack that the event log is written in.
+
+Owns: which values may be written, and the refusal of all others at the moment of writing, with the place of the
+value inside what was written. What passes comes back bit for bit, with lists turned into tuples.
+Refuses to know: events, frames, files.
+
+Allowed: None, booleans, integers of -2**63 .. 2**64-1, finite floats, strings, bytes (kept apart from strings),
+tuples and lists, and dicts with string keys, nested up to ``MAX_DEPTH``. A member of a string, integer or float
+enumeration, or any other subclass of a scalar type, is written as its plain value.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgpack
+
+from g2sim.bus.errors import ProtocolError, shorten
+
+MAX_DEPTH: Final = 128
+"""Most levels of arrays and maps in one encoded value, the outermost included. msgpack itself stops at 511."""
+
+INT_MIN: Final = -(2**63)
+INT_MAX: Final = 2**64 - 1
+
+_PLAIN: Final = frozenset((type(None), bool, int, float, str, bytes))
+_pack: Final = msgpack.Packer().pack
+# A float64 is the byte 0xcb and eight big-endian bytes, and an exponent of all ones means infinity or NaN. Other data
+# can look the same, so a match only asks for a closer look; no match proves that every float is finite.
+_maybe_not_finite: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
+
+
+class ValueRefused(ProtocolError):
+    """A value cannot be written.
+
+    Args:
+        path: index or key at each level, from the outside in, down to the offending value.
+        problem: what is wrong with it.
+    """
+
+    def __init__(self, path: tuple[int | str, ...], problem: str) -> None:
+        self.path = path
+        self.problem = problem
+        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+        if len(place) > 80:
+            place = f"{place[:77]}..."
+        super().__init__(f"{place}: {problem}" if place else problem)
+
+
+class PayloadRefused(ProtocolError):
+    """Bytes are not exactly one value of the dialect."""
+
+
+def encode(value: Any) -> bytes:
+    """Bytes of one value; equal values of equal types give equal bytes.
+
+    Quick for a tuple of scalars and of tuples of scalars, which is what records are; anything else is walked.
+    Raises: ValueRefused.
+    """
+    if type(value) is tuple:
+        for idx, item in enumerate(value):
+            kind = type(item)
+            if kind not in _PLAIN and not (kind is tuple and _PLAIN.issuperset(map(type, item))):
+                _check_items(((idx, item),), 1)
+    else:
+        _check(value, 0)
+    try:
+        payload: bytes = _pack(value)
+    except (OverflowError, ValueError) as error:  # an integer out of range, or a string that is not Unicode
+        _check(value, 0)
+        raise ValueRefused((), str(error)) from error
+    if _maybe_not_finite(payload):
+        _check(value, 0)
+    return payload
+
+
+def decode(payload: bytes, *, lists: bool = False) -> Any:
+    """The one value that the bytes are.
+
+    Args:
+        payload: the bytes, no more and no fewer than one value.
+        lists: arrays become lists, not tuples.
+    Raises: PayloadRefused.
+    """
+    try:
+        return msgpack.unpackb(payload, use_list=lists, strict_map_key=True, ext_hook=_refuse_extension)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PayloadRefused(f"{type(error).__name__}: {error}") from error
+
+
+def _check(value: Any, depth: int) -> None:
+    """Raise ValueRefused for the first thing in ``value``, itself ``depth`` levels down, that cannot be written."""
+    if value is None or isinstance(value, bool | bytes):
+        return
+    if isinstance(value, int):
+        if not INT_MIN <= value <= INT_MAX:
+            raise ValueRefused((), f"got the integer {shorten(value)}, allowed {INT_MIN}..{INT_MAX}")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueRefused((), f"got {value!r}, allowed: a finite number")
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueRefused((), f"got {ascii(value)[:80]}, which has no UTF-8 form") from None
+    elif type(value) in (tuple, list):  # exact: msgpack takes some subclasses, its ExtType for one, as other things
+        _check_items(enumerate(value), depth + 1)
+    elif type(value) is dict:
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueRefused((), f"got the key {shorten(key)} in a dict, allowed: strings")
+            _check(key, depth)
+        _check_items(value.items(), depth + 1)
+    else:
+        raise ValueRefused((), f"got a {type(value).__qualname__}, which cannot be written")
+
+
+def _check_items(items: Iterable[tuple[int | str, Any]], depth: int) -> None:
+    """``_check`` every item of a container whose items are ``depth`` levels down."""
+    if depth > MAX_DEPTH:
+        raise ValueRefused((), f"nested deeper than {MAX_DEPTH} levels")
+    for key, item in items:
+        try:
+            _check(item, depth)
+        except ValueRefused as refused:
+            raise ValueRefused((key, *refused.path), refused.problem) from None
+
+
+def _refuse_extension(code: int, _data: bytes) -> Any:
+    raise ValueError(f"extension type {code}")

@@ -1,0 +1,168 @@
+"""Two ways to execute the actors of a kernel: as trio tasks, or by plain calls.
+
+Both give the same turns in the same order, so the same log, byte for byte; a test holds them to it.
+
+In the trio driver one *baton* goes round: the task that has it takes the next envelope from the kernel and wakes the
+recipient's task with it, or goes on by itself when it is the recipient. No two actors are ever runnable at once, so the
+order in which trio runs its tasks (shuffled on purpose) cannot matter.
+"""
+
+from __future__ import annotations
+
+from types import CoroutineType, GeneratorType
+from typing import Any
+
+import trio
+
+from g2sim.bus.clock import VirtualClock
+from g2sim.bus.errors import ProtocolError
+from g2sim.bus.handoff import Handoff
+from g2sim.bus.kernel import Ask, Envelope, Kernel, Slot
+
+
+class _Asked:
+    """A question on its way to an actor's task."""
+
+    __slots__ = ("asker", "message")
+
+    def __init__(self, asker: Handoff, message: Any) -> None:
+        self.asker = asker
+        self.message = message
+
+
+_STOP = object()
+
+_RESUMABLE = (GeneratorType, CoroutineType)
+
+
+class TrioDriver:
+    """Runs each actor as a trio task. ``run`` needs no running trio loop; ``run_async`` joins an existing one."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._main = Handoff("driver")
+        self._handoffs: dict[Slot, Handoff] = {}
+        self._at_work: Slot | None = None
+
+    def run(self) -> None:
+        """Run to the end on a virtual clock. Raises whatever an actor or the kernel raised."""
+        clock = VirtualClock(lambda: self._kernel.now_ms, self._stalled)
+        trio.run(self.run_async, clock=clock)
+
+    async def run_async(self) -> None:
+        error: BaseException | None = None
+        async with trio.open_nursery() as nursery:
+            for slot in self._kernel.slots:
+                await nursery.start(self._shell, slot)
+            try:
+                first = self._kernel.next_envelope()
+                if first is not None:
+                    self._handoffs[first.slot].wake(first)
+                    await self._main.park()
+                for handoff in self._handoffs.values():
+                    handoff.wake(_STOP)
+            except BaseException as caught:
+                error = caught
+                nursery.cancel_scope.cancel()
+        if error is not None:
+            raise error
+
+    async def _shell(self, slot: Slot, task_status: trio.TaskStatus[None]) -> None:
+        handoff = self._handoffs[slot] = Handoff(slot.name)
+        task_status.started()
+        while (work := await handoff.park()) is not _STOP:
+            try:
+                if type(work) is _Asked:
+                    work.asker.wake(await self._perform(slot, work.message))
+                else:
+                    await self._take_turns(slot, work)
+            except trio.Cancelled:
+                raise
+            except BaseException as error:
+                self._main.fail(error)
+                return
+
+    async def _take_turns(self, slot: Slot, envelope: Envelope) -> None:
+        kernel = self._kernel
+        upcoming: Envelope | None = envelope
+        while upcoming is not None and upcoming.slot is slot:
+            self._at_work = slot
+            await self._perform(slot, upcoming.message)
+            kernel.finish_turn()
+            upcoming = kernel.next_envelope()
+        self._at_work = None
+        if upcoming is None:
+            self._main.wake(None)
+        else:
+            self._at_work = upcoming.slot
+            self._handoffs[upcoming.slot].wake(upcoming)
+
+    async def _perform(self, slot: Slot, message: Any) -> Any:
+        result = slot.actor.receive(message, slot.port)
+        if type(result) not in _RESUMABLE:
+            return result
+        slot.in_turn = True
+        reply = None
+        try:
+            while True:
+                ask = result.send(reply)
+                target = _asked_slot(self._kernel, slot, ask)
+                own = self._handoffs[slot]
+                self._handoffs[target].wake(_Asked(own, ask.message))
+                reply = await own.park()
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            slot.in_turn = False
+
+    def _stalled(self) -> None:
+        slot = self._at_work
+        if slot is None or not self._main.parked:
+            return
+        self._at_work = None
+        self._main.fail(
+            ProtocolError(
+                f"{slot.name} has the turn at {self._kernel.now_ms!r} ms, but nothing is runnable: a wake-up was "
+                "lost, or the turn waits on something that is not the bus"
+            )
+        )
+
+
+class InlineDriver:
+    """Runs each turn as a plain call. For tests, and where no task is wanted."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def run(self) -> None:
+        kernel = self._kernel
+        while (envelope := kernel.next_envelope()) is not None:
+            self._perform(envelope.slot, envelope.message)
+            kernel.finish_turn()
+
+    def _perform(self, slot: Slot, message: Any) -> Any:
+        result = slot.actor.receive(message, slot.port)
+        if type(result) not in _RESUMABLE:
+            return result
+        slot.in_turn = True
+        reply = None
+        try:
+            while True:
+                ask = result.send(reply)
+                reply = self._perform(_asked_slot(self._kernel, slot, ask), ask.message)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            slot.in_turn = False
+
+
+def _asked_slot(kernel: Kernel, asker: Slot, ask: Any) -> Slot:
+    if type(ask) is not Ask:
+        raise ProtocolError(
+            f"{asker.name} waits on something that is not the bus ({type(ask).__name__}) at {kernel.now_ms!r} ms: an "
+            "actor may only publish, send and ask (no trio.sleep, no trio events, no I/O)"
+        )
+    target = kernel.slot(ask.target)
+    if target.in_turn or target is asker:
+        raise ProtocolError(f"{asker.name} asks {target.name}, which is in the middle of a turn of its own")
+    return target

@@ -1,0 +1,359 @@
+"""The kernel of the bus: what happens next, and who hears of it.
+
+Owns: virtual time, the heap of envelopes and their order, turns, subscriptions, random streams, the end of a run.
+Refuses to know: trio (see ``drivers``), files (sinks get records), and anything about LLMs.
+
+Order. Envelopes are taken by ``(time_ms, round, phase, recipient, sequence)``. Within one instant the phases are
+drained in order; an envelope for an earlier phase than the one at work belongs to the next *round* of the same
+instant, so an instant is a loop over the phases that ends when a round brings nothing new. ``recipient`` is the actor's
+place in the order of registration: a stable identity, so ties never depend on who happened to send first.
+
+Effects. A turn has an effect unless it says otherwise (``Port.no_effect``). ``Port.retry`` parks a message until
+something else has had an effect: it comes back in the next round if this round had one, else at the next instant.
+"""
+
+from __future__ import annotations
+
+import heapq
+import types
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from g2sim.bus.errors import Deadlock, InvariantViolation, ProtocolError
+from g2sim.bus.events import Record
+from g2sim.bus.streams import RandomStream
+
+MAX_ROUNDS_PER_INSTANT = 100_000
+"""More rounds than this at one instant is a loop that never lets time pass."""
+
+
+@attrs.frozen(slots=True)
+class Ask:
+    """Yielded by an actor's ``receive`` to run ``target``'s turn inside its own; the reply is sent back in."""
+
+    target: str
+    message: Any
+
+
+Turn = Generator[Ask, Any, Any]
+
+
+class Actor(Protocol):
+    """A state machine on the bus.
+
+    ``receive`` handles one message during one turn. It may be a plain function that returns the reply, a generator that
+    yields ``Ask`` and returns the reply, or an ``async def`` that awaits ``port.ask``. It never waits on anything else.
+    """
+
+    def receive(self, message: Any, port: Port) -> Turn | Any: ...
+
+    def waiting(self) -> Sequence[str]:
+        """One line for each thing this actor still waits for; empty when it is at rest."""
+        ...
+
+
+class Envelope:
+    """A message on its way. ``live`` turns false when it is cancelled; it then counts as never sent."""
+
+    __slots__ = ("live", "message", "phase", "slot", "time_ms")
+
+    def __init__(self, slot: Slot, message: Any, time_ms: float, phase: int) -> None:
+        self.slot = slot
+        self.message = message
+        self.time_ms = time_ms
+        self.phase = phase
+        self.live = True
+
+
+class Slot:
+    """An actor's place on the bus."""
+
+    __slots__ = ("actor", "in_turn", "name", "order", "port")
+
+    def __init__(self, name: str, order: int, actor: Actor, kernel: Kernel) -> None:
+        self.name = name
+        self.order = order
+        self.actor = actor
+        self.in_turn = False
+        self.port = Port(kernel, self)
+
+
+class Subscription:
+    """Records of some event types on their way to one actor.
+
+    They wait in an inbox until the actor drains it during a turn. A waking subscription also sends the actor a message
+    at the time of delivery, one for all records that arrive at one (time, round).
+    """
+
+    __slots__ = ("_inbox", "_kernel", "_lag_ms", "_slot", "_wake_message", "_wake_phase", "_woken_for")
+
+    def __init__(self, kernel: Kernel, slot: Slot, lag_ms: float, wake_message: Any, wake_phase: int | None) -> None:
+        self._kernel = kernel
+        self._slot = slot
+        self._lag_ms = lag_ms
+        self._wake_message = wake_message
+        self._wake_phase = wake_phase
+        self._woken_for: Envelope | None = None
+        self._inbox: deque[tuple[float, Record]] = deque()
+
+    def deliver(self, record: Record) -> None:
+        due_ms = record.time_ms + self._lag_ms
+        self._inbox.append((due_ms, record))
+        if self._wake_phase is None:
+            return
+        last = self._woken_for
+        if last is None or last.time_ms != due_ms:
+            self._woken_for = self._kernel.post(self._slot, self._wake_message, self._wake_phase, due_ms)
+
+    def drain(self) -> list[Record]:
+        """Every record that is due by now, in the order of publication."""
+        now_ms = self._kernel.now_ms
+        inbox = self._inbox
+        self._woken_for = None
+        out = []
+        while inbox and inbox[0][0] <= now_ms:
+            out.append(inbox.popleft()[1])
+        return out
+
+
+class Port:
+    """What an actor may do during its turn."""
+
+    __slots__ = ("_kernel", "_slot")
+
+    def __init__(self, kernel: Kernel, slot: Slot) -> None:
+        self._kernel = kernel
+        self._slot = slot
+
+    @property
+    def now_ms(self) -> float:
+        return self._kernel.now_ms
+
+    @property
+    def phase(self) -> int:
+        """The phase at work."""
+        return self._kernel.phase
+
+    def send(self, to: str, message: Any, *, phase: int, at_ms: float | None = None) -> Envelope:
+        """Post a message for now or later. Raises: ProtocolError for an unknown actor or a time in the past."""
+        kernel = self._kernel
+        return kernel.post(kernel.slot(to), message, phase, kernel.now_ms if at_ms is None else at_ms)
+
+    def send_self(self, message: Any, *, phase: int, at_ms: float | None = None) -> Envelope:
+        """Post a message to this actor."""
+        kernel = self._kernel
+        return kernel.post(self._slot, message, phase, kernel.now_ms if at_ms is None else at_ms)
+
+    def cancel(self, envelope: Envelope) -> None:
+        """Take a message back. Harmless when it was delivered already."""
+        envelope.live = False
+
+    def retry(self, message: Any, *, phase: int) -> None:
+        """Get ``message`` again, in ``phase``, once something else has had an effect."""
+        self._kernel.retries.append(Envelope(self._slot, message, self._kernel.now_ms, phase))
+
+    def no_effect(self) -> None:
+        """Declare that this turn changed nothing that others could see."""
+        self._kernel.turn_has_effect = False
+
+    @types.coroutine
+    def ask(self, to: str, message: Any) -> Turn:
+        """Run another actor's turn inside this one: ``await port.ask(...)``, or ``yield from`` it in a generator."""
+        return (yield Ask(to, message))
+
+    def publish(self, event: Any) -> None:
+        """Make an event part of the record, and hand it to its subscribers."""
+        self._kernel.publish(self._slot.name, event)
+
+    def stream(self, purpose: str) -> RandomStream:
+        """This actor's random stream for one purpose."""
+        return self._kernel.stream(f"{self._slot.name}:{purpose}")
+
+
+Sink = Callable[[Record], None]
+InstantObserver = Callable[[float, float], None]
+
+
+class Kernel:
+    """Everything about a run that does not depend on how actors are executed.
+
+    Args:
+        seed: seed of all random streams.
+        time_limit_ms: the run stops before it would move past this time; None = no limit.
+    """
+
+    def __init__(self, *, seed: int = 0, time_limit_ms: float | None = None) -> None:
+        self.seed = seed
+        self.time_limit_ms = time_limit_ms
+        self.now_ms = 0.0
+        self.phase = -1
+        self.round = 0
+        self.turn_idx = 0
+        self.turn_has_effect = True
+        self.stopped_at_limit = False
+        self.retries: list[Envelope] = []
+        self.slots: list[Slot] = []
+        self.streams: dict[str, RandomStream] = {}
+        self._by_name: dict[str, Slot] = {}
+        self._heap: list[tuple[float, int, int, int, int, Envelope]] = []
+        self._sequence = 0
+        self._round_had_effect = False
+        self._last_effect_ms = 0.0
+        self._sinks: list[Sink] = []
+        self._turn_observers: list[Callable[[], None]] = []
+        self._instant_observers: list[InstantObserver] = []
+        self._subscriptions: dict[type[Any], list[Subscription]] = {}
+
+    # -- set-up
+
+    def register(self, name: str, actor: Actor) -> Slot:
+        """Add an actor. The order of registration decides ties within a phase."""
+        if name in self._by_name:
+            raise ProtocolError(f"two actors are called {name!r}")
+        slot = Slot(name, len(self.slots), actor, self)
+        self.slots.append(slot)
+        self._by_name[name] = slot
+        return slot
+
+    def subscribe(
+        self,
+        name: str,
+        event_types: Iterable[type[Any]],
+        *,
+        lag_ms: float = 0.0,
+        wake_message: Any = None,
+        wake_phase: int | None = None,
+    ) -> Subscription:
+        """Deliver events of these types to an actor, ``lag_ms`` after publication.
+
+        With ``wake_phase`` the actor is also sent ``wake_message`` in that phase when something arrives.
+        """
+        if not lag_ms >= 0.0:
+            raise ProtocolError(f"subscription of {name}: lag_ms is {lag_ms!r}, allowed: >= 0")
+        subscription = Subscription(self, self.slot(name), lag_ms, wake_message, wake_phase)
+        for cls in event_types:
+            self._subscriptions.setdefault(cls, []).append(subscription)
+        return subscription
+
+    def add_sink(self, sink: Sink) -> None:
+        """Hand every record to ``sink``, in order."""
+        self._sinks.append(sink)
+
+    def observe_turns(self, observer: Callable[[], None]) -> None:
+        """Call ``observer`` after every turn. Observers change nothing."""
+        self._turn_observers.append(observer)
+
+    def observe_instants(self, observer: InstantObserver) -> None:
+        """Call ``observer(previous_ms, now_ms)`` when time has moved on and something has had an effect again."""
+        self._instant_observers.append(observer)
+
+    def slot(self, name: str) -> Slot:
+        try:
+            return self._by_name[name]
+        except KeyError:
+            known = ", ".join(self._by_name)
+            raise ProtocolError(f"no actor is called {name!r}; there are: {known}") from None
+
+    def stream(self, name: str) -> RandomStream:
+        found = self.streams.get(name)
+        if found is None:
+            found = self.streams[name] = RandomStream(self.seed, name)
+        return found
+
+    # -- during turns
+
+    def post(self, slot: Slot, message: Any, phase: int, time_ms: float) -> Envelope:
+        now_ms = self.now_ms
+        if time_ms > now_ms:
+            round_idx = 0
+        elif time_ms == now_ms:
+            round_idx = self.round if phase >= self.phase else self.round + 1
+        else:
+            raise ProtocolError(f"message for {slot.name} at {time_ms!r} ms, but it is {now_ms!r} ms")
+        envelope = Envelope(slot, message, time_ms, phase)
+        self._push(envelope, round_idx)
+        return envelope
+
+    def publish(self, source: str, event: Any) -> None:
+        record = Record(self.now_ms, source, self.turn_idx, event)
+        for sink in self._sinks:
+            sink(record)
+        for subscription in self._subscriptions.get(type(event), ()):
+            subscription.deliver(record)
+
+    # -- for drivers
+
+    def next_envelope(self) -> Envelope | None:
+        """Move on to the next turn; None when the run is over.
+
+        Raises: Deadlock if nothing is due and an actor still waits; ProtocolError if time stands still for ever.
+        """
+        heap = self._heap
+        while True:
+            while heap and not heap[0][5].live:
+                heapq.heappop(heap)
+            if heap and heap[0][0] == self.now_ms and heap[0][1] == self.round:
+                envelope = heapq.heappop(heap)[5]
+                self.phase = envelope.phase
+                self.turn_has_effect = True
+                return envelope
+            same_instant = bool(heap) and heap[0][0] == self.now_ms
+            if same_instant or (self.retries and self._round_had_effect):
+                self._start_round(self.round + 1)
+            elif heap:
+                time_ms = heap[0][0]
+                if self.time_limit_ms is not None and time_ms > self.time_limit_ms:
+                    self.stopped_at_limit = True
+                    return None
+                self._advance(time_ms)
+            else:
+                self._check_at_rest()
+                return None
+
+    def finish_turn(self) -> None:
+        """To be called once after each turn that ``next_envelope`` gave."""
+        self.turn_idx += 1
+        if self.turn_has_effect:
+            self._round_had_effect = True
+            if self.now_ms != self._last_effect_ms:
+                for observer in self._instant_observers:
+                    observer(self._last_effect_ms, self.now_ms)
+                self._last_effect_ms = self.now_ms
+        for turn_observer in self._turn_observers:
+            turn_observer()
+
+    # -- inside
+
+    def _push(self, envelope: Envelope, round_idx: int) -> None:
+        self._sequence += 1
+        heapq.heappush(
+            self._heap,
+            (envelope.time_ms, round_idx, envelope.phase, envelope.slot.order, self._sequence, envelope),
+        )
+
+    def _start_round(self, round_idx: int) -> None:
+        if round_idx > MAX_ROUNDS_PER_INSTANT:
+            raise ProtocolError(
+                f"time stands still at {self.now_ms!r} ms: {round_idx} rounds, last at work in phase {self.phase}"
+            )
+        self.round = round_idx
+        self.phase = -1
+        self._round_had_effect = False
+        retries, self.retries = self.retries, []
+        for envelope in retries:
+            envelope.time_ms = self.now_ms
+            self._push(envelope, round_idx)
+
+    def _advance(self, time_ms: float) -> None:
+        if not time_ms > self.now_ms:
+            raise InvariantViolation(f"time goes from {self.now_ms!r} to {time_ms!r} ms")
+        self.now_ms = time_ms
+        self._start_round(0)
+
+    def _check_at_rest(self) -> None:
+        waiting = [f"{slot.name}: {line}" for slot in self.slots for line in slot.actor.waiting()]
+        if waiting:
+            raise Deadlock(self.now_ms, waiting)

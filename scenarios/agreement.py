@@ -1,0 +1,256 @@
+"""What must agree between the fields of a scenario.
+
+Owns: checks that look at more than one field. They also replace what depends on other fields, so that after them the tree
+is complete.
+Refuses to know: single fields (``layout``), what is not supported (``support``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from g2sim.actors.config import HostScope
+from g2sim.bus.errors import ConfigError
+from g2sim.scenarios.fields import ABSENT, COUNT_MAX
+from g2sim.scenarios.layout import BANDWIDTH, BLOCKS, PREFIX_GROUPS, STOP, TimestampBasis, TraceFormat
+from g2sim.scenarios.support import AGENTIC_FORMATS, WORKER_COUNT
+from g2sim.scenarios.yaml_source import Document, KeyPath, dotted
+
+Values = dict[str, Any]
+
+
+def settle(tree: Values, document: Document) -> None:
+    """Checks and completes a tree that the tables and the support rules have passed.
+
+    Raises: ConfigError.
+    """
+    agreement = _Agreement(document)
+    agreement.engine(tree["engine"])
+    agreement.traffic(tree["traffic"])
+    agreement.sla(tree["evaluation"]["sla"])
+
+
+@attrs.frozen
+class _Agreement:
+    document: Document
+
+    def fail(self, *path: str, problem: str | None = None, got: object = ..., allowed: str) -> ConfigError:
+        return self.document.error(path, problem=problem, got=got, allowed=allowed)
+
+    def written(self, *path: str) -> Any:
+        return self.document.raw(path)
+
+    def engine(self, engine: Values) -> None:
+        mode, workers, handoff = engine["mode"], engine["workers"], engine["kv_transfer"]
+        needed = ("aggregated",) if mode == "aggregated" else ("prefill", "decode")
+        for role, worker in workers.items():
+            at = ("engine", "workers", role)
+            if worker is None and role in needed:
+                raise self.fail(*at, problem=f"missing, and mode {mode} needs it", allowed=f"a mapping; {WORKER_COUNT}")
+            if worker is not None and role not in needed:
+                raise self.fail(*at, problem=f"does not go with mode {mode}", allowed=f"only {' and '.join(needed)}")
+        if mode == "aggregated" and handoff is not None:
+            raise self.fail("engine", "kv_transfer", problem=f"does not go with mode {mode}", allowed="leave it out")
+        for role in needed:
+            self.worker(role, workers[role], engine)
+        if mode == "disaggregated":
+            self.roles(workers["prefill"], workers["decode"])
+        if handoff is not None:
+            self.handoff(handoff, workers["prefill"])
+
+    def worker(self, role: str, worker: Values, engine: Values) -> None:
+        at, replicas = ("engine", "workers", role), worker["parallelism"]["replicas"]
+        if replicas > COUNT_MAX:
+            allowed = f"{WORKER_COUNT}, up to {COUNT_MAX}"
+            raise self.fail(*at, "parallelism", "replicas", got=replicas, allowed=allowed)
+        if worker["context_length"] is None:
+            worker["context_length"] = engine["context_length"]
+        if worker["scheduler"]["chunked_prefill"] is ABSENT:
+            common = engine["enable_chunked_prefill"]
+            worker["scheduler"]["chunked_prefill"] = True if role == "decode" or common is None else common
+        cache, at_cache = worker["kv_cache"], (*at, "kv_cache")
+        self.capacity(cache, at_cache)
+        if (host := cache["host_offload"]) is None:
+            return
+        if not cache["prefix_caching"]:
+            problem = "a host tier needs prefix caching"
+            raise self.fail(*at_cache, "prefix_caching", problem=problem, got=False, allowed="true")
+        self.host(host, cache["block_size"] * self.token_bytes(cache, at_cache, "a host tier"), at_cache)
+
+    def capacity(self, cache: Values, at: Sequence[str]) -> None:
+        blocks, size = cache["capacity"]["blocks"], cache["capacity"]["bytes"]
+        path = (*at, "capacity", "blocks" if size is None else "bytes")
+        if size is None and blocks is None:
+            problem = "missing; type fixed needs blocks or bytes"
+            raise self.fail(*path, problem=problem, got=self.written(*path), allowed=BLOCKS.allowed)
+        if size is None:
+            return
+        if blocks is not None:
+            raise self.fail(*path, problem="does not go with blocks", got=size, allowed="one of the two")
+        block_bytes = cache["block_size"] * self.token_bytes(cache, at, "a capacity in bytes")
+        if not 1 <= size // block_bytes <= COUNT_MAX:
+            raise self.fail(*path, got=size, allowed=f"1 to {COUNT_MAX} blocks of {block_bytes} bytes")
+        cache["capacity"]["blocks"] = size // block_bytes
+
+    def token_bytes(self, cache: Values, at: Sequence[str], user: str) -> int:
+        size: int | None = cache["bytes_per_token"]
+        if size is None:
+            path, problem = (*at, "bytes_per_token"), f"{user} needs the KV bytes of one token"
+            raise self.fail(*path, problem=problem, got=self.written(*path), allowed="a positive integer")
+        return size
+
+    def host(self, host: Values, block_bytes: int, at_cache: Sequence[str]) -> None:
+        at, shared = (*at_cache, "host_offload"), host["scope"] == HostScope.CLUSTER_SHARED
+        if host["kv_layout_id"] is ABSENT:
+            host["kv_layout_id"] = "default" if shared else None
+        if shared and host["kv_layout_id"] is None:
+            allowed = "non-blank text; left out, it is 'default'"
+            raise self.fail(*at, "kv_layout_id", problem="a shared tier needs one", got=None, allowed=allowed)
+        for link in ("d2h", "h2d", "shared_d2h", "shared_h2d")[: 4 if shared else 2]:
+            key, total_bytes = f"{link}_bandwidth_gbps", host["num_host_blocks"] * block_bytes
+            if host[key] and not math.isfinite(total_bytes / (host[key] * 1e6)):
+                problem = "so slow that copying the whole tier never ends"
+                raise self.fail(*at, key, problem=problem, got=host[key], allowed=BANDWIDTH.allowed)
+
+    def roles(self, prefill: Values, decode: Values) -> None:
+        """The roles hand blocks to each other, and use one pool if both have a shared tier."""
+        self.equal(prefill, decode, [("kv_cache", "block_size")], "both roles")
+        hosts = [worker["kv_cache"]["host_offload"] for worker in (prefill, decode)]
+        if all(host is not None and host["scope"] == HostScope.CLUSTER_SHARED for host in hosts):
+            keys = (
+                "kv_layout_id",
+                "num_host_blocks",
+                "shared_d2h_bandwidth_gbps",
+                "shared_h2d_bandwidth_gbps",
+                "sharing",
+            )
+            paths: list[KeyPath] = [("kv_cache", "bytes_per_token"), ("parallelism", "tensor")]
+            paths += [("kv_cache", "host_offload", key) for key in keys]
+            self.equal(prefill, decode, paths, "roles that share a host tier")
+
+    def equal(self, prefill: Values, decode: Values, paths: Iterable[KeyPath], who: str) -> None:
+        for path in paths:
+            wanted: Any = prefill
+            got: Any = decode
+            for key in path:
+                wanted, got = wanted[key], got[key]
+            if wanted != got:
+                there, at = (("engine", "workers", role, *path) for role in ("prefill", "decode"))
+                allowed = f"{wanted}, as in {dotted(there)}"
+                raise self.document.error(at, problem=f"{who} must agree", got=got, allowed=allowed)
+
+    def handoff(self, handoff: Values, prefill: Values) -> None:
+        if handoff["bytes_per_token"] is None:
+            handoff["bytes_per_token"] = prefill["kv_cache"]["bytes_per_token"]
+        handoff["bandwidth_gb_per_second"] = handoff["bandwidth_gb_per_second"] or None
+        if handoff["bandwidth_gb_per_second"] and handoff["bytes_per_token"] is None:
+            path = ("engine", "kv_transfer", "bytes_per_token")
+            problem = "auto takes kv_cache.bytes_per_token of the prefill workers, which is not given"
+            raise self.fail(*path, problem=problem, got=self.written(*path), allowed="a positive integer")
+
+    def traffic(self, traffic: Values) -> None:
+        stop = traffic["stop"] = traffic["stop"] or dict.fromkeys(STOP.fields)
+        if (seconds := stop["max_virtual_time_seconds"]) is not None:
+            at = ("traffic", "stop", "max_virtual_time_seconds")
+            if stop["max_virtual_time_ms"] is not None:
+                raise self.fail(
+                    *at, problem="does not go with max_virtual_time_ms", got=seconds, allowed="one of the two"
+                )
+            if not math.isfinite(seconds * 1000.0):
+                raise self.fail(*at, got=seconds, allowed="a time that is finite in milliseconds")
+            stop["max_virtual_time_ms"] = seconds * 1000.0
+        if traffic["source"]["type"] == "trace":
+            self.trace(traffic["source"], traffic["load"], stop)
+        else:
+            traffic["count"] = self.synthetic(traffic["source"], traffic["load"], stop)
+
+    def trace(self, source: Values, load: Values, stop: Values) -> None:
+        at, trace_format = ("traffic", "source"), source["format"]
+        agentic, applied = trace_format in AGENTIC_FORMATS, trace_format == TraceFormat.APPLIED_COMPUTE_AGENTIC
+        if len(source["paths"]) != 1:
+            raise self.fail(*at, "paths", got=source["paths"], allowed="a list of exactly one path")
+        if source["block_size"] is None and not agentic:
+            source["block_size"] = 512
+        if trace_format != TraceFormat.WEKA:
+            self.unset(source, ["nested_timestamp_basis"], at, "format weka")
+        elif source["nested_timestamp_basis"] is None:
+            source["nested_timestamp_basis"] = TimestampBasis.AUTO
+        if not applied:
+            keys = [field.key for field in PREFIX_GROUPS]
+            self.unset(source, keys, at, f"format {TraceFormat.APPLIED_COMPUTE_AGENTIC}")
+        self.groups(source, at)
+        loads = [
+            *([] if applied else ["trace_timestamps"]),
+            *([] if agentic else ["concurrency"]),
+        ]
+        if load["type"] not in loads:
+            problem = f"does not go with a trace of format {trace_format}"
+            raise self.fail("traffic", "load", "type", problem=problem, got=load["type"], allowed=" or ".join(loads))
+        if not agentic:
+            self.unset(load, ["agentic_lanes"], ("traffic", "load"), f"format {' or '.join(AGENTIC_FORMATS)}")
+        counts = [key for key in STOP.fields if not key.startswith("max_virtual_time")]
+        self.unset(stop, counts, ("traffic", "stop"), "synthetic traffic; a trace ends by itself")
+
+    def unset(self, values: Values, keys: Iterable[str], at: Sequence[str], where: str) -> None:
+        for key in keys:
+            if values.get(key):
+                raise self.fail(*at, key, got=values[key], allowed=f"only with {where}")
+
+    def groups(self, values: Values, at: Sequence[str]) -> None:
+        if values["shared_prefix_ratio"] and not values["prefix_groups"]:
+            problem = "a shared_prefix_ratio above 0 needs groups that share"
+            raise self.fail(*at, "prefix_groups", problem=problem, got=0, allowed="a positive integer")
+
+    def synthetic(self, source: Values, load: Values, stop: Values) -> int:
+        """How many requests, or sessions, are made. Sets the load's rate per second, None for a bare interval."""
+        sessions = source["type"] == "synthetic-session"
+        unit, other = ("sessions", "requests") if sessions else ("requests", "sessions")
+        other_source = f"source type {'synthetic' if sessions else 'synthetic-session'}"
+        at_load, at_stop = ("traffic", "load"), ("traffic", "stop")
+        if sessions:
+            self.groups(source["session"], ("traffic", "source", "session"))
+        if load["type"] == "trace_timestamps":
+            problem, allowed = "synthetic traffic has no timestamps", "concurrency, poisson, constant_rate"
+            raise self.fail(*at_load, "type", problem=problem, got=load["type"], allowed=allowed)
+        self.unset(load, [f"{other}_per_second"], at_load, other_source)
+        self.unset(stop, [other, f"{other}_per_load_unit"], at_stop, other_source)
+        amount: float | None = load.get("concurrency")
+        if load["type"] != "concurrency":
+            keys = [f"{unit}_per_second", *(["interval_ms"] if load["type"] == "constant_rate" else [])]
+            self.exactly_one(load, keys, at_load)
+            amount = load["rate"] = load[keys[0]]
+            if amount is not None and not math.isfinite(1000.0 / amount):
+                raise self.fail(*at_load, keys[0], got=amount, allowed="a rate whose interval is finite")
+        ratio_key = f"{unit}_per_load_unit"
+        self.exactly_one(stop, [unit, ratio_key], at_stop)
+        if stop[unit] is not None:
+            return int(stop[unit])
+        if amount is None:
+            raise self.fail(*at_stop, ratio_key, problem="does not go with interval_ms", allowed=unit)
+        total = stop[ratio_key] * amount
+        if total > COUNT_MAX:
+            raise self.fail(*at_stop, ratio_key, got=stop[ratio_key], allowed=f"at most {COUNT_MAX} {unit} in all")
+        return max(1, math.floor(total + 0.5))
+
+    def exactly_one(self, values: Values, keys: Sequence[str], at: Sequence[str]) -> None:
+        given = [key for key in keys if values[key] is not None]
+        allowed = f"one of {', '.join(keys)}" if len(keys) > 1 else "a finite number above 0"
+        if not given:
+            raise self.fail(*at, keys[0], problem="missing", got=self.written(*at, keys[0]), allowed=allowed)
+        if len(given) > 1:
+            raise self.fail(
+                *at, given[1], problem=f"does not go with {given[0]}", got=values[given[1]], allowed=allowed
+            )
+
+    def sla(self, sla: Values | None) -> None:
+        if sla is None or sla["e2e_ms"] is None:
+            return
+        for key in ("ttft_ms", "itl_ms"):
+            if sla[key] is not None:
+                allowed = "either e2e_ms, or ttft_ms and itl_ms"
+                path = ("evaluation", "sla", "e2e_ms")
+                raise self.fail(*path, problem=f"does not go with {key}", got=sla["e2e_ms"], allowed=allowed)

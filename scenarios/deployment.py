@@ -1,0 +1,172 @@
+"""Wiring: from a checked scenario to actors on a bus.
+
+Owns: which actors there are, their names and order, and who hears what. Refuses to know: how any of them decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from g2sim.actors.config import DeploymentConfig, HostScope, HostTierConfig, PoolConfig, Sharing, WorkerRole
+from g2sim.actors.host_pool.actor import HostPoolActor
+from g2sim.actors.host_pool.pool import HostPool
+from g2sim.actors.host_pool.transfers import FairLinks, FifoLanes, Link, bytes_per_ms, equal_share, max_min
+from g2sim.actors.kv.blocks import BlockHasher
+from g2sim.actors.phases import Phase
+from g2sim.actors.router.actor import RouterActor
+from g2sim.actors.router.policy import make_policy
+from g2sim.actors.traffic import actor as traffic
+from g2sim.actors.traffic.request import TrafficDriver
+from g2sim.actors.worker import actor as workers
+from g2sim.actors.worker.events import RequestEnded
+from g2sim.actors.worker.rank import Rank
+from g2sim.bus.kernel import Kernel
+from g2sim.scenarios.events import RunFinished
+from g2sim.scenarios.report import SHARED_POOL
+
+RUN_SOURCE = "run"
+TRAFFIC = "traffic"
+
+_SHARE_RULES = {Sharing.MAX_MIN: max_min, Sharing.EQUAL_SHARE: equal_share}
+
+
+class _WorkerSeconds:
+    """Time that the pools provide, summed instant by instant.
+
+    The reference adds at each instant at which something happens, so the last bit depends on the instants.
+    """
+
+    def __init__(self, deployment: DeploymentConfig) -> None:
+        self.prefill = 0.0
+        self.decode = 0.0
+        self._prefill_workers = sum(pool.workers for pool in deployment.pools if pool.role is WorkerRole.PREFILL)
+        self._decode_workers = sum(pool.workers for pool in deployment.pools if pool.role is not WorkerRole.PREFILL)
+
+    def add(self, previous_ms: float, now_ms: float) -> None:
+        self.prefill += self._prefill_workers * (now_ms - previous_ms) / 1000.0
+        self.decode += self._decode_workers * (now_ms - previous_ms) / 1000.0
+
+
+@attrs.frozen(kw_only=True)
+class Cluster:
+    """A deployment on its bus, ready to run.
+
+    Attributes:
+        workers: by actor name, in order.
+        host_pools: every host pool by its name in events.
+    """
+
+    kernel: Kernel
+    workers: Mapping[str, workers.WorkerActor]
+    host_pools: Mapping[str, HostPool]
+    traffic: traffic.TrafficActor
+    _seconds: _WorkerSeconds
+
+    def publish_end(self) -> None:
+        """Publish that the run is over; to be called once, after the driver has returned."""
+        self.kernel.publish(
+            RUN_SOURCE,
+            RunFinished(
+                stopped_at_limit=self.kernel.stopped_at_limit,
+                prefill_worker_seconds=self._seconds.prefill,
+                decode_worker_seconds=self._seconds.decode,
+            ),
+        )
+
+
+def build_cluster(deployment: DeploymentConfig, driver: TrafficDriver, *, seed: int) -> Cluster:
+    """Put a deployment and its traffic on a new bus."""
+    kernel = Kernel(seed=seed, time_limit_ms=deployment.max_virtual_time_ms)
+    host_pools: dict[str, HostPool] = {}
+    shared = next((pool for pool in deployment.pools if _is_shared(pool.rank.host)), None)
+    if shared is not None:
+        pool = _shared_pool(shared)
+        host_pools[SHARED_POOL] = pool
+        kernel.register(SHARED_POOL, HostPoolActor(pool, tick_after_pass_ends=not deployment.disaggregated))
+
+    made: dict[str, workers.WorkerActor] = {}
+    next_client = 0
+    for config in deployment.pools:
+        for worker in range(config.workers):
+            name = f"{config.role.value}-{worker}"
+            made[name] = _worker(name, worker, config, next_client, host_pools)
+            kernel.register(name, made[name])
+            next_client += config.dp_size
+
+    for config in deployment.pools:
+        name = f"router-{config.role.pool_name}"
+        policy = make_policy(
+            deployment.router.policy, config.workers, config.dp_size, kernel.stream(f"{name}:placement")
+        )
+        names = [f"{config.role.value}-{worker}" for worker in range(config.workers)]
+        kernel.register(
+            name, RouterActor(pool=config.role.pool_name, workers=names, dp_size=config.dp_size, policy=policy)
+        )
+
+    source = traffic.TrafficActor(
+        driver=driver,
+        hasher=BlockHasher(deployment.block_size_tokens),
+        front=f"router-{deployment.pools[0].role.pool_name}",
+        front_phase=Phase.PLACE,
+    )
+    kernel.register(TRAFFIC, source)
+    source.ends = kernel.subscribe(
+        TRAFFIC, [RequestEnded], wake_message=traffic.RequestsEnded(), wake_phase=Phase.TERMINAL
+    )
+    for name in made:
+        kernel.post(kernel.slot(name), workers.Begin(), Phase.HOST_POOL, 0.0)
+    kernel.post(kernel.slot(TRAFFIC), traffic.Begin(), Phase.TERMINAL, 0.0)
+
+    seconds = _WorkerSeconds(deployment)
+    kernel.observe_instants(seconds.add)
+    return Cluster(kernel=kernel, workers=made, host_pools=host_pools, traffic=source, seconds=seconds)
+
+
+def _is_shared(host: HostTierConfig | None) -> bool:
+    return host is not None and host.scope is HostScope.CLUSTER_SHARED
+
+
+def _block_bytes(config: PoolConfig) -> int:
+    return config.rank.block_size_tokens * (config.rank.kv_bytes_per_token or 0)
+
+
+def _shared_pool(config: PoolConfig) -> HostPool:
+    host: Any = config.rank.host
+    links = FairLinks(
+        bytes_per_ms(host.shared_d2h_gb_per_s), bytes_per_ms(host.shared_h2d_gb_per_s), _SHARE_RULES[host.sharing]
+    )
+    return HostPool(SHARED_POOL, host.capacity_blocks, _block_bytes(config), links, shared=True)
+
+
+def _worker(
+    name: str, worker: int, config: PoolConfig, first_client: int, host_pools: dict[str, HostPool]
+) -> workers.WorkerActor:
+    host = config.rank.host
+    places = []
+    for dp_rank in range(config.dp_size):
+        own_pool = None
+        if host is not None and not _is_shared(host):
+            pool_name = f"{SHARED_POOL}:{name}/{dp_rank}"
+            own_pool = HostPool(pool_name, host.capacity_blocks, _block_bytes(config), FifoLanes(), shared=False)
+            host_pools[pool_name] = own_pool
+        rank = Rank(config.rank, config.role, first_client + dp_rank)
+        places.append(workers.RankPlace(dp_rank, rank, own_pool))
+    link = None
+    if host is not None:
+        link = Link(
+            d2h_bytes_per_ms=bytes_per_ms(host.d2h_gb_per_s),
+            h2d_bytes_per_ms=bytes_per_ms(host.h2d_gb_per_s),
+            latency_ms=host.latency_to_first_byte_ms,
+        )
+    return workers.WorkerActor(
+        name=name,
+        worker=worker,
+        role=config.role.value,
+        places=places,
+        shared_pool=SHARED_POOL if _is_shared(host) else None,
+        link=link,
+        watched=False,
+    )

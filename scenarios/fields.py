@@ -1,0 +1,285 @@
+"""Checking plain values against small tables of fields.
+
+Owns: the kinds of values, and walking mappings along a table: types, ranges, defaults, unknown keys.
+Refuses to know: what a field means and how fields depend on each other (``schema``), what is supported (``support``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from g2sim.scenarios.yaml_source import Document, KeyPath
+
+COUNT_MAX = 2**31 - 1
+EXACT_MAX = 2**53
+U64_MAX = 2**64 - 1
+
+REQUIRED = object()
+"""Default of a field that must be given."""
+
+ABSENT = object()
+"""Default of a field whose default depends on other fields; whoever checks those replaces it."""
+
+Literals = Mapping[str | None, Any]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+
+
+class Refused(Exception):
+    """A kind does not take a value. The argument is a hint, or None."""
+
+    def __init__(self, hint: str | None = None) -> None:
+        self.hint = hint
+        super().__init__(hint)
+
+
+@attrs.frozen
+class Kind:
+    """A kind of single values.
+
+    Attributes:
+        allowed: what is taken, in words, for messages.
+        read: value -> value to use. Raises Refused.
+    """
+
+    allowed: str
+    read: Callable[[Any], Any]
+
+
+@attrs.frozen
+class Field:
+    """One key of a mapping; ``default`` is read like a given value unless it is REQUIRED, ABSENT or None."""
+
+    key: str
+    kind: Kind | Section | Variants
+    default: Any = REQUIRED
+
+
+@attrs.frozen(kw_only=True)
+class Section:
+    """A mapping with fixed keys; ``nullable``: null stands for "there is none"."""
+
+    fields: Mapping[str, Field]
+    nullable: bool = False
+
+    @property
+    def allowed(self) -> str:
+        return f"a mapping of {', '.join(self.fields)}" + (", or null" if self.nullable else "")
+
+
+@attrs.frozen(kw_only=True)
+class Variants:
+    """A mapping whose other keys depend on one key, ``tag``; ``hidden`` cases are taken but not advertised."""
+
+    cases: Mapping[str, Section]
+    default: Any = REQUIRED
+    tag: str = "type"
+    hidden: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> Kind:
+        """The kind of the tag."""
+        shown = [case for case in self.cases if case not in self.hidden]
+        return choice(*shown, hidden=self.hidden)
+
+    @property
+    def allowed(self) -> str:
+        return f"a mapping with {self.tag} one of {self.names.allowed}"
+
+
+def section(*fields: Field, nullable: bool = False) -> Section:
+    return Section(fields={field.key: field for field in fields}, nullable=nullable)
+
+
+def integer(allowed: str, low: int, high: int = COUNT_MAX, *, literals: Literals | None = None) -> Kind:
+    """Whole numbers in low..high; ``literals`` are further values taken, with what they stand for."""
+    taken = literals or {}
+
+    def read(value: Any) -> Any:
+        if (value is None or type(value) is str) and value in taken:
+            return taken[value]
+        if type(value) is not int or value < low:
+            raise Refused
+        if value > high:
+            raise Refused(f"at most {high}")
+        return value
+
+    return Kind(allowed, read)
+
+
+def number(allowed: str, low: float, high: float = math.inf, *, above: bool = False, null: float | None = None) -> Kind:
+    """Finite numbers in low..high, or above ``low`` if ``above``, as floats; ``null`` is what null stands for."""
+
+    def read(value: Any) -> float:
+        if value is None and null is not None:
+            return null
+        if type(value) not in (int, float):
+            raise Refused
+        try:
+            read_value = float(value)
+        except OverflowError:
+            raise Refused("too large for a float64") from None
+        if not math.isfinite(read_value) or not low <= read_value <= high or (above and read_value == low):
+            raise Refused
+        return read_value + 0.0  # no negative zero
+
+    return Kind(allowed, read)
+
+
+def choice(*values: str, hidden: Sequence[str] = ()) -> Kind:
+    """One of some words; members of an enumeration are given back as members. ``hidden`` ones are not advertised."""
+    taken = {str(value): value for value in (*values, *hidden)}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, str) or value not in taken:
+            raise Refused(close_to(value, values))
+        return taken[value]
+
+    return Kind(", ".join(values), read)
+
+
+def boolean() -> Kind:
+    def read(value: Any) -> bool:
+        if type(value) is not bool:
+            raise Refused
+        return value
+
+    return Kind("true or false", read)
+
+
+def text(allowed: str, *, blank: bool = False, lines: bool = False) -> Kind:
+    """Text without control characters; ``lines`` lets line ends and tabs through."""
+
+    def read(value: Any) -> str:
+        if type(value) is not str or not (blank or value.strip()):
+            raise Refused
+        if _CONTROL.search(value) or (not lines and ("\n" in value or "\t" in value)):
+            raise Refused("no control characters")
+        return value
+
+    return Kind(allowed, read)
+
+
+def list_of(kind: Kind, allowed: str) -> Kind:
+    def read(value: Any) -> list[Any]:
+        if not isinstance(value, list | tuple) or not value:
+            raise Refused
+        return [kind.read(item) for item in value]
+
+    return Kind(allowed, read)
+
+
+def or_null(kind: Kind) -> Kind:
+    return Kind(f"{kind.allowed}, or null", lambda value: None if value is None else kind.read(value))
+
+
+def unchecked() -> Kind:
+    """Any value; somebody else checks it."""
+    return Kind("any value", lambda value: value)
+
+
+def close_to(value: object, known: Iterable[str]) -> str | None:
+    """A did-you-mean hint, or None."""
+    if not isinstance(value, str):
+        return None
+    close = difflib.get_close_matches(value[:100], list(known), n=1)
+    return f"did you mean {close[0]}?" if close else None
+
+
+@attrs.frozen
+class Reader:
+    """Walks a document along tables.
+
+    Attributes:
+        document: the values and their places.
+        carried: key path -> whether this key, though in no table, is to be handed on as it is.
+    """
+
+    document: Document
+    carried: Callable[[KeyPath], bool]
+
+    def read(self, spec: Kind | Section | Variants, value: Any, path: KeyPath) -> Any:
+        """The value with all defaults filled in. Raises: ConfigError."""
+        if isinstance(spec, Kind):
+            try:
+                return spec.read(value)
+            except Refused as refused:
+                raise self.document.error(path, got=value, allowed=spec.allowed, hint=refused.hint) from None
+        if value is None and isinstance(spec, Section) and spec.nullable:
+            return None
+        if not isinstance(value, Mapping):
+            hint = "leave the key out to get the defaults" if value is None else None
+            raise self.document.error(path, got=value, allowed=spec.allowed, hint=hint)
+        for key in value:
+            if not isinstance(key, str):
+                raise self.document.error(path, problem="a key must be text", got=key)
+        if isinstance(spec, Section):
+            return self._section(spec, value, path)
+        case = value.get(spec.tag, spec.default)
+        if case is REQUIRED:
+            raise self.document.error((*path, spec.tag), problem="missing", allowed=spec.names.allowed)
+        case = self.read(spec.names, case, (*path, spec.tag))
+        return {spec.tag: case, **self._section(spec.cases[case], value, path, variants=spec, case=case)}
+
+    def _section(
+        self,
+        spec: Section,
+        value: Mapping[str, Any],
+        path: KeyPath,
+        *,
+        variants: Variants | None = None,
+        case: str = "",
+    ) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key in value:
+            if key in spec.fields or (variants is not None and key == variants.tag):
+                continue
+            if self.carried((*path, key)):
+                result[key] = value[key]
+            elif variants is not None and (homes := _homes(variants, key)):
+                if value[key] is not None:
+                    raise self.document.error(
+                        (*path, key),
+                        problem=f"does not go with {variants.tag} {case}",
+                        got=value[key],
+                        allowed=f"only with {variants.tag} {' or '.join(homes)}",
+                    )
+            else:
+                raise self._unknown(spec, key, value[key], path, variants)
+        for key, field in spec.fields.items():
+            here = (*path, key)
+            if key in value:
+                result[key] = self.read(field.kind, value[key], here)
+            elif field.default is REQUIRED:
+                raise self.document.error(here, problem="missing", allowed=field.kind.allowed)
+            elif field.default is ABSENT or field.default is None:
+                result[key] = field.default
+            else:
+                result[key] = self.read(field.kind, field.default, here)
+        return result
+
+    def _unknown(self, spec: Section, key: str, value: Any, path: KeyPath, variants: Variants | None) -> Exception:
+        known = [*([variants.tag] if variants else []), *spec.fields]
+        deeper = [inner for inner in _key_paths(spec) if inner.endswith(f".{key}")]
+        hint = f"did you mean {deeper[0]}?" if deeper else close_to(key, known)
+        return self.document.error((*path, key), problem="unknown key", got=value, allowed=", ".join(known), hint=hint)
+
+
+def _homes(variants: Variants, key: str) -> Sequence[str]:
+    return [case for case, spec in variants.cases.items() if key in spec.fields]
+
+
+def _key_paths(spec: Kind | Section | Variants) -> Iterator[str]:
+    if isinstance(spec, Variants):
+        for case in spec.cases.values():
+            yield from _key_paths(case)
+    elif isinstance(spec, Section):
+        for key, field in spec.fields.items():
+            yield key
+            yield from (f"{key}.{inner}" for inner in _key_paths(field.kind))

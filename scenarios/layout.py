@@ -1,0 +1,241 @@
+"""The layout of a scenario file: which keys there are, what each takes, and its default.
+
+Owns: the tables. They are a superset of the configuration of ``aisimulate predict``; its names and defaults are kept.
+Refuses to know: how fields depend on each other (``agreement``), what is not supported (``support``).
+
+A table takes every value that the reference knows; those that g2sim does not support are refused by ``support``, and
+are not advertised in messages. Enumerated values become members of their enumeration.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from g2sim.actors.config import HostScope, PreemptionMode, Sharing, TransferTiming
+from g2sim.scenarios.fields import (
+    ABSENT,
+    EXACT_MAX,
+    U64_MAX,
+    Field,
+    Section,
+    Variants,
+    boolean,
+    choice,
+    integer,
+    list_of,
+    number,
+    or_null,
+    section,
+    text,
+    unchecked,
+)
+
+
+class TraceFormat(enum.StrEnum):
+    """Formats of trace files."""
+
+    MOONCAKE = "mooncake"
+    MOONCAKE_DELTA = "mooncake-delta"
+    AGENTIC_MOONCAKE = "agentic_mooncake"
+    APPLIED_COMPUTE_AGENTIC = "applied_compute_agentic"
+    WEKA = "weka"
+
+
+class TimestampBasis(enum.StrEnum):
+    """What times inside a Weka subagent count from; auto finds out."""
+
+    AUTO = "auto"
+    ABSOLUTE = "absolute"
+    RELATIVE = "relative"
+
+
+_COUNT = integer("a positive integer", 1)
+_NATURAL = integer("an integer, 0 or more", 0)
+_LIMIT = integer("a positive integer, or null for no limit", 1, EXACT_MAX, literals={None: None})
+_TOKENS = integer("a positive integer number of tokens", 1, EXACT_MAX)
+BLOCKS = integer("a positive integer number of blocks", 1)
+_BYTES = integer("a positive integer number of bytes", 1, EXACT_MAX)
+_SEED = integer("an integer from 0 to 2**64 - 1", 0, U64_MAX)
+_BYTES_PER_TOKEN = integer("a positive integer, or auto", 1, EXACT_MAX, literals={"auto": None, None: None})
+_RATIO = number("a number from 0 to 1", 0.0, 1.0)
+_AMOUNT = number("a finite number, 0 or more", 0.0)
+_POSITIVE = number("a finite number above 0", 0.0, above=True)
+BANDWIDTH = number("a finite number of GB/s, 0 for no limit", 0.0)
+_TRUE_FALSE = boolean()
+_LABEL = or_null(text("non-blank text"))
+
+_HOST_TIER = section(
+    Field("scope", choice(*HostScope), HostScope.DP_RANK_LOCAL),
+    Field("num_host_blocks", BLOCKS),
+    Field("d2h_bandwidth_gbps", BANDWIDTH, 32.0),
+    Field("h2d_bandwidth_gbps", BANDWIDTH, 32.0),
+    Field("shared_d2h_bandwidth_gbps", BANDWIDTH, 80.0),
+    Field("shared_h2d_bandwidth_gbps", BANDWIDTH, 80.0),
+    Field("latency_to_first_byte_ms", _AMOUNT, 0.0),
+    Field("kv_layout_id", or_null(text("non-blank text")), ABSENT),
+    Field("sharing", choice(*Sharing), Sharing.MAX_MIN),
+    nullable=True,
+)
+
+_SPEEDUPS = (Field("speedup_ratio", _AMOUNT, 1.0), Field("decode_speedup_ratio", _AMOUNT, 1.0))
+
+_TIMING = Variants(
+    cases={
+        "fixed": section(Field("prefill_ms", _AMOUNT), Field("decode_ms", _AMOUNT), *_SPEEDUPS),
+        "polynomial": section(*_SPEEDUPS),
+        "default": section(*_SPEEDUPS),
+    },
+    default="default",
+    hidden=("default",),
+)
+
+_CAPACITY = Variants(
+    cases={
+        "fixed": section(
+            Field("blocks", or_null(BLOCKS), None),
+            Field("bytes", or_null(_BYTES), None),
+        ),
+        "default": section(),
+    },
+    default="default",
+    hidden=("default",),
+)
+
+
+def _worker(max_sequences: int) -> Section:
+    return section(
+        Field("context_length", _LIMIT, None),
+        Field(
+            "parallelism",
+            section(
+                Field("replicas", unchecked(), 1),  # by the rule worker-count
+                Field("tensor", _COUNT, 1),
+                Field("attention_data", _COUNT, 1),
+            ),
+            {},
+        ),
+        Field(
+            "scheduler",
+            section(
+                Field("max_batched_tokens", _LIMIT, 8192),
+                Field("max_sequences", _LIMIT, max_sequences),
+                Field("chunked_prefill", _TRUE_FALSE, ABSENT),
+                Field("preemption_mode", choice(*PreemptionMode), PreemptionMode.LIFO),
+            ),
+            {},
+        ),
+        Field(
+            "kv_cache",
+            section(
+                Field("block_size", integer("an integer, 2 or more", 2, EXACT_MAX, literals={None: 64}), 64),
+                Field("prefix_caching", _TRUE_FALSE, True),
+                Field("bytes_per_token", _BYTES_PER_TOKEN, None),
+                Field("capacity", _CAPACITY, {}),
+                Field("host_offload", _HOST_TIER, None),
+            ),
+            {},
+        ),
+        Field("timing", _TIMING, {}),
+        nullable=True,
+    )
+
+
+_ENGINE = section(
+    Field("mode", choice("aggregated", "disaggregated", hidden=("afd",)), "aggregated"),
+    Field("model", _LABEL, None),
+    Field("hardware", _LABEL, None),
+    Field("backend", choice("vllm", hidden=("sglang", "trtllm")), "vllm"),
+    Field("context_length", integer("a positive integer, or max", 1, EXACT_MAX, literals={"max": None}), "max"),
+    Field("enable_chunked_prefill", or_null(_TRUE_FALSE), None),
+    Field(
+        "workers",
+        section(
+            Field("aggregated", _worker(256), None),
+            Field("prefill", _worker(1), None),
+            Field("decode", _worker(256), None),
+        ),
+    ),
+    Field(
+        "kv_transfer",
+        section(
+            Field("bytes_per_token", _BYTES_PER_TOKEN, None),
+            Field("bandwidth_gb_per_second", or_null(BANDWIDTH), None),
+            Field("timing_mode", choice(*TransferTiming), TransferTiming.DESTINATION_MISSING),
+            nullable=True,
+        ),
+        None,
+    ),
+)
+
+PREFIX_GROUPS = (Field("shared_prefix_ratio", _RATIO, 0.0), Field("prefix_groups", _NATURAL, 0))
+
+_SOURCE = Variants(
+    cases={
+        "trace": section(
+            Field("paths", list_of(text("a path"), "a list of one path")),
+            Field("format", choice(*TraceFormat, hidden=("dynamo",)), TraceFormat.MOONCAKE),
+            Field("block_size", or_null(_TOKENS), None),
+            Field("nested_timestamp_basis", or_null(choice(*TimestampBasis)), None),
+            Field("strict", _TRUE_FALSE, False),
+            *PREFIX_GROUPS,
+        ),
+        "synthetic": section(Field("input_tokens", _TOKENS, 1024), Field("output_tokens", _TOKENS, 128)),
+        "synthetic-session": section(
+            Field("new_input_tokens_per_turn", _TOKENS, 1024),
+            Field("output_tokens_per_turn", _TOKENS, 128),
+            Field(
+                "session",
+                section(
+                    Field("turns", _COUNT, 4),
+                    *PREFIX_GROUPS,
+                    Field("inter_turn_delay_ms", _AMOUNT, 0.0),
+                    Field("accumulate", _TRUE_FALSE, True),
+                    Field("group_seed", _SEED, 0),
+                ),
+            ),
+        ),
+    },
+    default="synthetic",
+)
+
+_SLA = section(*(Field(key, or_null(_POSITIVE), None) for key in ("ttft_ms", "itl_ms", "e2e_ms")), nullable=True)
+
+_RATES = (
+    Field("requests_per_second", or_null(_POSITIVE), None),
+    Field("sessions_per_second", or_null(_POSITIVE), None),
+)
+
+_LOAD = Variants(
+    cases={
+        "concurrency": section(Field("concurrency", _COUNT, 10)),
+        "poisson": section(*_RATES, Field("seed", integer(_SEED.allowed, 0, U64_MAX, literals={None: 42}), 42)),
+        "constant_rate": section(*_RATES, Field("interval_ms", or_null(_AMOUNT), None)),
+        "trace_timestamps": section(
+            Field("speedup", number("a finite number above 0", 0.0, above=True, null=1.0), 1.0),
+            Field("agentic_lanes", or_null(_COUNT), None),
+        ),
+    },
+    default="concurrency",
+)
+
+STOP = section(
+    *(Field(key, or_null(_COUNT), None) for key in ("requests", "sessions")),
+    *(Field(f"{key}_per_load_unit", or_null(_POSITIVE), None) for key in ("requests", "sessions")),
+    Field("max_virtual_time_seconds", or_null(_POSITIVE), None),
+    Field("max_virtual_time_ms", or_null(_AMOUNT), None),
+    nullable=True,
+)
+
+SCENARIO = section(
+    Field("name", text("non-blank text"), ABSENT),
+    Field("why", text("text", blank=True, lines=True), ""),
+    Field("seed", _SEED, 0),
+    Field("engine", _ENGINE),
+    Field(
+        "traffic",
+        section(Field("source", _SOURCE), Field("load", _LOAD), Field("stop", STOP, {})),
+        {"source": {}, "load": {}, "stop": {"requests": 100}},
+    ),
+    Field("router", section(Field("policy", text("the name of a policy"), "round_robin")), {}),
+    Field("evaluation", section(Field("sla", _SLA, None)), {}),
+)

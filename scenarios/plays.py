@@ -1,0 +1,210 @@
+"""Plays in the report: outcomes, trajectories, and the digest of what happened in which order.
+
+Owns: the fold of agentic events into the report's play fields, and what a lifecycle event says.
+Refuses to know: how plays are driven (``g2sim.actors.traffic``), and tokens.
+
+Source: workloads 12; the digest is checked against the reference's recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+from blake3 import blake3
+
+from g2sim.actors.traffic.canonical_json import canonical_json
+from g2sim.actors.traffic.events import PlaySettled, RequestArrived, RequestSkipped
+from g2sim.actors.traffic.request import RequestStatus
+from g2sim.bus.errors import InvariantViolation
+from g2sim.scenarios.statistics import exact_distribution
+
+_LIFECYCLE_SCHEMA = "aisimulate.agentic.lifecycle.v1"
+_LIFECYCLE_PREFIX = b"aisimulate-agentic-lifecycle-v1\0"
+
+
+@attrs.define(slots=True)
+class _Play:
+    """One play. ``failure``: (instant [ms], ordinal, request id, status) of the earliest failed request."""
+
+    first_dispatch_ms: float | None = None
+    latest_terminal_ms: float | None = None
+    failure: tuple[float, int, str, str] | None = None
+    settled: PlaySettled | None = None
+    settled_at_ms: float | None = None
+
+    def outcome(self, play_id: str) -> dict[str, Any]:
+        """Keys whose value is unknown are left out, as the reference does."""
+        failure_id, failure_status = self.failure[2:] if self.failure is not None else (None, None)
+        if self.settled is not None and self.settled.failure_request_id is not None:
+            failure_id, failure_status = self.settled.failure_request_id, self.settled.failure_status
+        fields = {
+            "play_id": play_id,
+            "status": "incomplete" if self.settled is None else self.settled.status,
+            "causal_terminal_ms": self.latest_terminal_ms if self.failure is None else self.failure[0],
+            "settled_at_ms": self.settled_at_ms,
+            "failure_request_id": failure_id,
+            "failure_status": failure_status,
+        }
+        return {key: value for key, value in fields.items() if value is not None}
+
+
+@attrs.frozen(slots=True)
+class _Terminal:
+    """A request's end that waits for its hand-over to be complete."""
+
+    ordinal: int
+    request_id: str
+    play_id: str
+    status: str
+
+
+class PlayFold:
+    """Folds the agentic events of a run.
+
+    Ends of one settle round reach the traffic together (a *hand-over*), and the lifecycle has them by node ordinal,
+    with the skips and settled plays that follow. In the log a hand-over is a stretch of ends at one instant followed
+    by the traffic's own events, so it is closed by an arrival, by an end after such an event, or by a later instant.
+
+    Args:
+        play_ids: plays in the order in which outcomes are listed; others follow in order of appearance.
+        lifecycle: keep the lifecycle digest. Only where a request's end is also its quiescence (aggregated pools).
+    """
+
+    def __init__(self, play_ids: Iterable[str] = (), *, lifecycle: bool) -> None:
+        self._plays = {play_id: _Play() for play_id in play_ids}
+        self._lifecycle = _Lifecycle() if lifecycle else None
+        self._handover_ms = 0.0
+        self._terminals: list[_Terminal] = []
+        self._skips: dict[tuple[str, str], list[str]] = {}
+        self._settled: set[str] = set()
+
+    def arrived(self, time_ms: float, event: RequestArrived) -> None:
+        play_id, request_id = _identified(event)
+        self._close()
+        play = self._plays.setdefault(play_id, _Play())
+        if play.first_dispatch_ms is None:
+            play.first_dispatch_ms = time_ms
+        if self._lifecycle is not None:
+            self._lifecycle.add(time_ms, play_id, "dispatch", request_id=request_id)
+
+    def ended(self, time_ms: float, arrival: RequestArrived, status: str) -> None:
+        play_id, request_id = _identified(arrival)
+        self._open(time_ms, is_end=True)
+        ordinal = arrival.request if arrival.uuid is None else int(arrival.uuid, 16)
+        self._terminals.append(_Terminal(ordinal, request_id, play_id, status))
+        play = self._plays[play_id]
+        play.latest_terminal_ms = time_ms
+        if status != RequestStatus.COMPLETED:
+            failure = (time_ms, ordinal, request_id, status)
+            play.failure = failure if play.failure is None else min(play.failure, failure)
+
+    def skipped(self, time_ms: float, event: RequestSkipped) -> None:
+        self._open(time_ms)
+        key = event.play_id, event.because
+        if not any((terminal.play_id, terminal.request_id) == key for terminal in self._terminals):
+            raise InvariantViolation(f"request {event.name} was skipped because of {event.because}, which did not end")
+        self._skips.setdefault(key, []).append(event.name)
+
+    def settled(self, time_ms: float, event: PlaySettled) -> None:
+        play = self._plays.get(event.play_id)
+        if play is None or play.settled is not None:
+            raise InvariantViolation(f"play {event.play_id} settled {'twice' if play else 'but never began'}")
+        self._open(time_ms)
+        self._settled.add(event.play_id)
+        play.settled, play.settled_at_ms = event, time_ms
+
+    def summary(self) -> dict[str, Any]:
+        """The summary's play fields; empty when no play was seen or announced. Changes nothing."""
+        if not self._plays:
+            return {}
+        completed = [
+            play for play in self._plays.values() if play.settled is not None and play.settled.status == "completed"
+        ]
+        times = exact_distribution(
+            [
+                play.latest_terminal_ms - play.first_dispatch_ms
+                for play in completed
+                if play.latest_terminal_ms is not None and play.first_dispatch_ms is not None
+            ]
+        )
+        fields: dict[str, Any] = {
+            "total_trajectories": len(self._plays),
+            "completed_trajectories": len(completed),
+            "incomplete_trajectories": len(self._plays) - len(completed),
+            "agentic_play_outcomes": [play.outcome(play_id) for play_id, play in self._plays.items()],
+            "p50_trajectory_e2e_latency_ms": times.median,
+            **times.named("trajectory_e2e_latency_ms"),
+        }
+        if self._lifecycle is not None:
+            lifecycle = self._lifecycle.copy()
+            self._write_handover(lifecycle)
+            fields["agentic_lifecycle_event_count"] = lifecycle.count
+            fields["agentic_lifecycle_digest"] = lifecycle.digest()
+        return fields
+
+    def _open(self, time_ms: float, *, is_end: bool = False) -> None:
+        if time_ms != self._handover_ms or (is_end and (self._skips or self._settled)):
+            self._close()
+            self._handover_ms = time_ms
+
+    def _close(self) -> None:
+        if self._lifecycle is not None:
+            self._write_handover(self._lifecycle)
+        self._terminals.clear()
+        self._skips.clear()
+        self._settled.clear()
+
+    def _write_handover(self, lifecycle: _Lifecycle) -> None:
+        """All causal terminals by node ordinal, each with what it dropped; then all quiescences by node ordinal."""
+        at_ms = self._handover_ms
+        terminals = sorted(self._terminals, key=lambda terminal: terminal.ordinal)
+        for item in terminals:
+            lifecycle.add(at_ms, item.play_id, "causal_terminal", request_id=item.request_id, status=item.status)
+            for name in self._skips.get((item.play_id, item.request_id), ()):
+                lifecycle.add(at_ms, item.play_id, "skipped", request_id=name)
+        last_of_play = {terminal.play_id: terminal for terminal in terminals}
+        for item in terminals:
+            lifecycle.add(at_ms, item.play_id, "quiescent", request_id=item.request_id)
+            if item is last_of_play[item.play_id] and item.play_id in self._settled:
+                lifecycle.add(at_ms, item.play_id, "play_quiescent")
+
+
+class _Lifecycle:
+    """Number of lifecycle events so far and their running BLAKE3."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._hash = blake3(_LIFECYCLE_PREFIX)
+
+    def add(
+        self, at_ms: float, play_id: str, event: str, *, request_id: str | None = None, status: str | None = None
+    ) -> None:
+        fields = {
+            "schema": _LIFECYCLE_SCHEMA,
+            "ordinal": self.count,
+            "at_ms": at_ms,
+            "play_id": play_id,
+            "request_id": request_id,
+            "event": event,
+            "status": status,
+        }
+        line = canonical_json({key: value for key, value in fields.items() if value is not None}) + "\n"
+        self._hash.update(line.encode())
+        self.count += 1
+
+    def copy(self) -> _Lifecycle:
+        twin = _Lifecycle()
+        twin.count = self.count
+        twin._hash = self._hash.copy()
+        return twin
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def _identified(arrival: RequestArrived) -> tuple[str, str]:
+    if arrival.play_id is None or arrival.name is None:
+        raise InvariantViolation(f"request {arrival.request} is in a play but has no name")
+    return arrival.play_id, arrival.name
