@@ -1,7 +1,7 @@
 """What must agree between the fields of a scenario.
 
-Owns: checks that look at more than one field. They also replace what depends on other fields, so that after them the tree
-is complete.
+Owns: checks that look at more than one field. They also replace what depends on other fields, so that the tree is
+complete after them.
 Refuses to know: single fields (``layout``), what is not supported (``support``).
 """
 
@@ -63,10 +63,12 @@ class _Agreement:
             self.handoff(handoff, workers["prefill"])
 
     def worker(self, role: str, worker: Values, engine: Values) -> None:
-        at, replicas = ("engine", "workers", role), worker["parallelism"]["replicas"]
-        if replicas > COUNT_MAX:
+        at, parallelism = ("engine", "workers", role), worker["parallelism"]
+        if parallelism["replicas"] is ABSENT:
+            parallelism["replicas"] = 1
+        if parallelism["replicas"] > COUNT_MAX:
             allowed = f"{WORKER_COUNT}, up to {COUNT_MAX}"
-            raise self.fail(*at, "parallelism", "replicas", got=replicas, allowed=allowed)
+            raise self.fail(*at, "parallelism", "replicas", got=parallelism["replicas"], allowed=allowed)
         if worker["context_length"] is None:
             worker["context_length"] = engine["context_length"]
         if worker["scheduler"]["chunked_prefill"] is ABSENT:
@@ -227,11 +229,12 @@ class _Agreement:
                 raise self.fail(*at_load, keys[0], got=amount, allowed="a rate whose interval is finite")
         ratio_key = f"{unit}_per_load_unit"
         self.exactly_one(stop, [unit, ratio_key], at_stop)
-        if stop[unit] is not None:
-            return int(stop[unit])
+        count: int | None = stop[unit]
+        if count is not None:
+            return count
         if amount is None:
             raise self.fail(*at_stop, ratio_key, problem="does not go with interval_ms", allowed=unit)
-        total = stop[ratio_key] * amount
+        total: float = stop[ratio_key] * amount
         if total > COUNT_MAX:
             raise self.fail(*at_stop, ratio_key, got=stop[ratio_key], allowed=f"at most {COUNT_MAX} {unit} in all")
         return max(1, math.floor(total + 0.5))

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from g2sim.bus.events import event
+
+
+@event("run.begin")
+class RunStarted:
+    """What the run found out about its traffic before it began.
+
+    Attributes:
+        agentic: fields for the report's summary (graph digest, models, timestamp basis), None outside agentic traffic.
+        play_ids: plays in the order in which outcomes are listed.
+        notes: remarks on input that was accepted although something is odd.
+    """
+
+    agentic: dict[str, Any] | None
+    play_ids: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 @event("run.end")

@@ -108,7 +108,7 @@ def _worker(max_sequences: int) -> Section:
         Field(
             "parallelism",
             section(
-                Field("replicas", unchecked(), 1),  # by the rule worker-count
+                Field("replicas", unchecked(), ABSENT),  # checked by the rule worker-count
                 Field("tensor", _COUNT, 1),
                 Field("attention_data", _COUNT, 1),
             ),

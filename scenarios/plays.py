@@ -68,17 +68,21 @@ class PlayFold:
     by the traffic's own events, so it is closed by an arrival, by an end after such an event, or by a later instant.
 
     Args:
-        play_ids: plays in the order in which outcomes are listed; others follow in order of appearance.
         lifecycle: keep the lifecycle digest. Only where a request's end is also its quiescence (aggregated pools).
     """
 
-    def __init__(self, play_ids: Iterable[str] = (), *, lifecycle: bool) -> None:
-        self._plays = {play_id: _Play() for play_id in play_ids}
+    def __init__(self, *, lifecycle: bool) -> None:
+        self._plays: dict[str, _Play] = {}
         self._lifecycle = _Lifecycle() if lifecycle else None
         self._handover_ms = 0.0
         self._terminals: list[_Terminal] = []
         self._skips: dict[tuple[str, str], list[str]] = {}
         self._settled: set[str] = set()
+
+    def announce(self, play_ids: Iterable[str]) -> None:
+        """Plays in the order in which outcomes are listed; others follow in order of appearance."""
+        for play_id in play_ids:
+            self._plays.setdefault(play_id, _Play())
 
     def arrived(self, time_ms: float, event: RequestArrived) -> None:
         play_id, request_id = _identified(event)

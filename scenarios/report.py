@@ -34,7 +34,7 @@ from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.events import PassEnded, RequestAdmitted, RequestEnded, RequestPreempted
 from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
-from g2sim.scenarios.events import RunFinished
+from g2sim.scenarios.events import RunFinished, RunStarted
 from g2sim.scenarios.plays import PlayFold
 from g2sim.scenarios.request_rows import DECODE_POOL, POOL_OF_ROLE, Admission, EndedRequest, RequestTrack
 from g2sim.scenarios.statistics import StreamedDistribution, exact_distribution, meets_sla
@@ -87,9 +87,6 @@ class RunInfo:
     Attributes:
         host_pool_blocks: name -> capacity [blocks] of every host pool.
         shared_pool: name of the deployment's one pool, None without one.
-        agentic: fields that go into the summary as they are (agentic_graph, agentic_model_projection,
-            weka_nested_timestamp_basis); None outside agentic traffic.
-        play_ids: plays in the order in which outcomes are listed.
     """
 
     name: str
@@ -99,8 +96,6 @@ class RunInfo:
     sla: SlaConfig | None = None
     host_pool_blocks: Mapping[str, int] = attrs.Factory(dict)
     shared_pool: str | None = None
-    agentic: Mapping[str, Any] | None = None
-    play_ids: tuple[str, ...] = ()
 
     @property
     def disaggregated(self) -> bool:
@@ -111,16 +106,7 @@ class RunInfo:
         return next((pool.gpus_per_worker for pool in self.pools if pool.role is role), 0)
 
     @classmethod
-    def of(
-        cls,
-        deployment: DeploymentConfig,
-        *,
-        name: str,
-        seed: int,
-        version: str,
-        agentic: Mapping[str, Any] | None = None,
-        play_ids: tuple[str, ...] = (),
-    ) -> RunInfo:
+    def of(cls, deployment: DeploymentConfig, *, name: str, seed: int, version: str) -> RunInfo:
         """Info of a deployment. Host pools are named as on the bus: "g2", or "g2:<role>-<worker>/<dp_rank>"."""
         blocks: dict[str, int] = {}
         for pool in deployment.pools:
@@ -152,8 +138,6 @@ class RunInfo:
             sla=deployment.sla,
             host_pool_blocks=blocks,
             shared_pool=SHARED_POOL if SHARED_POOL in blocks else None,
-            agentic=agentic,
-            play_ids=play_ids,
         )
 
 
@@ -358,7 +342,8 @@ class ReportFold:
         self._add_token: dict[int, Callable[[float], None]] = {}  # admitted where tokens are made, not ended
         self._ends = dict.fromkeys(_DEFINED_ENDS, 0)
         self._completed = _Completed(info.sla)
-        self._plays = PlayFold(info.play_ids, lifecycle=not info.disaggregated)
+        self._plays = PlayFold(lifecycle=not info.disaggregated)
+        self._started: RunStarted | None = None
         self._finished: RunFinished | None = None
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             RequestArrived: self._arrived,
@@ -375,6 +360,7 @@ class ReportFold:
             ClientRetired: lambda _, event: self._pool(event.pool).client_retired(event),
             LoadQueued: self._load_queued,
             LoadFinished: self._load_finished,
+            RunStarted: self._run_started,
             RunFinished: self._run_finished,
         }
 
@@ -402,6 +388,7 @@ class ReportFold:
             "scenario": info.name,
             "finished": self._finished is not None,
             "stopped_at_limit": None if self._finished is None else self._finished.stopped_at_limit,
+            "notes": [] if self._started is None else list(self._started.notes),
             "summary": self._summary(),
             "requests": {"released": self._released, **self._ends, "unfinished": len(self._live)},
             "workers": [
@@ -432,7 +419,7 @@ class ReportFold:
             else (end.prefill_worker_seconds * prefill_gpus + end.decode_worker_seconds * decode_gpus) / 3600.0,
             **self._completed.summary(),
             **self._plays.summary(),
-            **(info.agentic or {}),
+            **((self._started.agentic if self._started is not None else None) or {}),
         }
         if info.shared_pool is not None:
             fields["g2_domains"] = [self._pool(info.shared_pool).figures()]
@@ -531,6 +518,12 @@ class ReportFold:
         if track is not None and not track.admissions:
             track.load_finished_ms = time_ms
 
+    def _run_started(self, _: float, event: RunStarted) -> None:
+        if self._started is not None or self._released:
+            raise InvariantViolation("the run started twice or after its first request")
+        self._started = event
+        self._plays.announce(event.play_ids)
+
     def _run_finished(self, _: float, event: RunFinished) -> None:
         if self._finished is not None:
             raise InvariantViolation("the run finished twice")
@@ -567,8 +560,14 @@ def report_text(report: Report) -> str:
 
 
 def row_text(row: dict[str, Any]) -> str:
-    """One line of ``requests.jsonl``."""
-    return json.dumps(row, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
+    """One line of ``requests.jsonl``.
+
+    Raises: ValueError for NaN or an infinity.
+    """
+    return _encode_row(row) + "\n"
+
+
+_encode_row = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 # The table for people ----------------------------------------------------------------------------------------------
@@ -610,12 +609,12 @@ def _rank_table(report: Report) -> str:
         "passes": "passes",
     }
     rows = [
-        [worker["pool"], worker["worker"], worker["dp_rank"], *(worker[name] for name in names)]
-        for worker in report["workers"]
+        [f"{rank['pool']}-{rank['worker']}/{rank['dp_rank']}", *(rank[name] for name in names)]
+        for rank in report["workers"]
     ]
-    rows.append(["sum", "", "", *(report["totals"][name] for name in names)])
-    table = tabulate(rows, headers=["pool", "worker", "rank", *names.values()], disable_numparse=False)
-    note = f"\n{_DECODE_NOTE}" if any(worker["pool"] == DECODE_POOL for worker in report["workers"]) else ""
+    rows.append(["sum", *(report["totals"][name] for name in names)])
+    table = tabulate(rows, headers=["rank", *names.values()])
+    note = f"\n{_DECODE_NOTE}" if any(rank["pool"] == DECODE_POOL for rank in report["workers"]) else ""
     return f"prompt tokens of completed requests\n{table}{note}"
 
 

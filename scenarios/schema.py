@@ -193,7 +193,7 @@ class Scenario:
 
     def resolved(self) -> dict[str, Any]:
         """The scenario as plain values with every default filled in; does not depend on ``base_dir``."""
-        deployment = self.deployment
+        deployment, handoff = self.deployment, self.deployment.handoff
         return {
             "name": self.name,
             "why": self.why,
@@ -204,7 +204,7 @@ class Scenario:
                 "hardware": self.hardware,
                 "backend": "vllm",
                 "workers": {pool.role.value: _plain_worker(pool) for pool in deployment.pools},
-                "kv_transfer": _taken(deployment.handoff, _HANDOFF_KEYS) if deployment.disaggregated else None,
+                "kv_transfer": None if handoff == HandoffConfig() else _taken(handoff, _HANDOFF_KEYS),
             },
             "traffic": _plain_traffic(self.traffic, deployment.max_virtual_time_ms),
             "router": {"policy": deployment.router.policy},
@@ -236,7 +236,8 @@ def from_document(document: Document, *, base_dir: Path, name: str = UNNAMED) ->
     """
     tree = Reader(document, support.carries).read(SCENARIO, document.values, ())
     if (refusal := support.first_refusal(tree)) is not None:
-        rule, path, got = refusal
+        rule, path, value = refusal
+        got = ... if value is ABSENT else value
         raise document.error(path, problem=f"not supported: {rule.what}", got=got, allowed=rule.allowed, hint=rule.hint)
     settle(tree, document)
     if tree["name"] is ABSENT:
@@ -358,7 +359,7 @@ def _pool(role: WorkerRole, worker: Mapping[str, Any]) -> PoolConfig:
 
 def _plain_worker(pool: PoolConfig) -> dict[str, Any]:
     rank, timing = pool.rank, pool.rank.timing
-    worker = {**_taken(rank, _RANK_KEYS), **_taken(pool, _POOL_KEYS)}
+    worker = {**_taken(pool, _POOL_KEYS), **_taken(rank, _RANK_KEYS)}
     worker["kv_cache"]["capacity"]["type"] = "fixed"
     worker["kv_cache"]["host_offload"] = None if rank.host is None else _taken(rank.host, _HOST_KEYS)
     if isinstance(timing, FixedTiming):

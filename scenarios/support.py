@@ -13,10 +13,11 @@ from typing import Any
 
 import attrs
 
+from g2sim.scenarios.fields import ABSENT
 from g2sim.scenarios.yaml_source import KeyPath
 
 Tree = Mapping[str, Any]
-"""A scenario as plain values with all defaults filled in (see ``schema``)."""
+"""A scenario as plain values with defaults filled in; ABSENT where a default depends on other fields."""
 
 Test = Callable[[Any], bool]
 """Whether a value is supported."""
@@ -106,8 +107,9 @@ def any_but(*values: object) -> Test:
     return test
 
 
-def positive_integer(value: Any) -> bool:
-    return type(value) is int and value >= 1
+def worker_count(value: Any) -> bool:
+    """Left out is fine here: it means 1."""
+    return value is ABSENT or (type(value) is int and value >= 1)
 
 
 def _unset(*keys: str) -> dict[str, Test]:
@@ -142,8 +144,16 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="worker-count",
         what="a worker count that is not a positive integer",
-        fields={_WORKER + "parallelism.replicas": positive_integer},
+        fields={_WORKER + "parallelism.replicas": worker_count},
         allowed=WORKER_COUNT,
+        gate="agentic-g2",
+    ),
+    Rule(
+        id="agentic-g2-worker-count",
+        what="agentic traffic over a host tier on a number of workers that is left out",
+        fields={_WORKER + "parallelism.replicas": any_but(ABSENT)},
+        allowed=WORKER_COUNT,
+        when=_agentic_over_g2,
         gate="agentic-g2",
     ),
     Rule(

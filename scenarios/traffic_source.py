@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
 
+from g2sim.actors.traffic.agentic import AgenticDriver
+from g2sim.actors.traffic.agentic_mooncake import load_agentic_mooncake
 from g2sim.actors.traffic.mooncake import load_mooncake
 from g2sim.actors.traffic.request import TrafficDriver
 from g2sim.actors.traffic.sessions import Session, SessionDriver
 from g2sim.actors.traffic.synthetic import constant_arrivals_ms, plain_requests
+from g2sim.actors.traffic.weka import load_weka
 from g2sim.bus.errors import ConfigError, InvariantViolation
 from g2sim.scenarios.schema import (
     ConcurrencyLoad,
     ConstantRateLoad,
     Scenario,
     SyntheticSource,
+    TimestampBasis,
     TimestampsLoad,
     TraceFormat,
     TraceSource,
@@ -34,7 +38,7 @@ class Traffic:
     """
 
     driver: TrafficDriver
-    agentic: Mapping[str, Any] | None = None
+    agentic: dict[str, Any] | None = None
     play_ids: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -61,12 +65,43 @@ def _trace(scenario: Scenario, source: TraceSource) -> Traffic:
             closed_loop=isinstance(scenario.traffic.load, ConcurrencyLoad),
         )
         return Traffic(driver=_session_driver(scenario, sessions))
-    if source.format is TraceFormat.WEKA or source.format is TraceFormat.AGENTIC_MOONCAKE:
-        from g2sim.scenarios.agentic_source import open_agentic
-
-        return open_agentic(scenario, source, path)
+    if source.agentic:
+        return _agentic(scenario, source, path)
     raise ConfigError(
         "traffic.source.format", got=source.format.value, allowed="mooncake, weka or agentic_mooncake, so far"
+    )
+
+
+def _agentic(scenario: Scenario, source: TraceSource, path: Path) -> Traffic:
+    load = scenario.traffic.load
+    if not isinstance(load, TimestampsLoad):
+        raise InvariantViolation("agentic traffic without a timestamps load")
+    if source.format is TraceFormat.WEKA:
+        basis = source.nested_timestamp_basis or TimestampBasis.AUTO
+        corpus = load_weka(path, basis=basis.value, block_size=source.block_size_tokens, strict=source.strict)
+    else:
+        corpus = load_agentic_mooncake(path)
+    driver = AgenticDriver(corpus, speedup=load.speedup, lanes=load.agentic_lanes)
+    graph = corpus.graph
+    facts: dict[str, Any] = {
+        "agentic_graph": {
+            "source": {"format": corpus.source_format, "digest": corpus.source_digest},
+            "graph_digest": driver.graph_digest,
+            "block_size": corpus.block_size_tokens,
+            "node_count": len(graph.nodes),
+            "play_count": len(graph.plays),
+            "source_models": list(corpus.source_models),
+        },
+        "agentic_model_projection": {
+            "policy": "project_to_configured_target",
+            "source_models": list(corpus.source_models),
+            "target_model": scenario.model,
+        },
+    }
+    if corpus.nested_basis is not None:
+        facts["weka_nested_timestamp_basis"] = corpus.nested_basis
+    return Traffic(
+        driver=driver, agentic=facts, play_ids=tuple(play.play_id for play in graph.plays), notes=corpus.notes
     )
 
 

@@ -37,6 +37,7 @@ class Unit:
         source_id: unique in the play.
         order: its index in the list it stands in.
         start_s, end_s: recorded start and end, in the play's time [s].
+        hashes: the prompt's block hashes.
         request: the rest, as authored.
     """
 
@@ -44,11 +45,8 @@ class Unit:
     order: int
     start_s: float
     end_s: float
+    hashes: tuple[int, ...]
     request: WekaRequest
-
-    @property
-    def hashes(self) -> tuple[int, ...]:
-        return self.request.hashes
 
 
 @attrs.define(eq=False)
@@ -164,7 +162,7 @@ def to_ms(seconds: float) -> float:
 
 
 def _unit(source_id: str, order: int, start_s: float, request: WekaRequest) -> Unit:
-    return Unit(source_id, order, start_s, start_s + (request.api_time_s or 0.0), request)
+    return Unit(source_id, order, start_s, start_s + (request.api_time_s or 0.0), request.hashes, request)
 
 
 def _inner_units(subagent: WekaSubagent, basis: NestedBasis) -> list[Unit]:
@@ -315,6 +313,8 @@ def _goes_on(tail: Unit, chain: Chain) -> bool:
 def common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     """How many leading entries agree. Bisection, because comparing slices is so much faster than entries."""
     low, high = 0, min(len(left), len(right))
+    if high and left[0] != right[0]:
+        return 0
     while low < high:
         middle = (low + high + 1) // 2
         if left[low:middle] == right[low:middle]:

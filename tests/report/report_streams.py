@@ -14,7 +14,7 @@ from g2sim.actors.router.events import RequestPlaced
 from g2sim.actors.traffic.events import PlaySettled, RequestArrived, RequestSkipped
 from g2sim.actors.worker.events import PassEnded, RequestAdmitted, RequestEnded
 from g2sim.bus.events import Record
-from g2sim.scenarios.events import RunFinished
+from g2sim.scenarios.events import RunFinished, RunStarted
 from g2sim.scenarios.report import PoolInfo, Report, ReportFold, RunInfo
 
 ORACLE = Path(__file__).parents[1] / "oracle"
@@ -71,6 +71,10 @@ def ended(request: int, status: str = "completed", *, role: str = "aggregated", 
 
 def run_finished(*, prefill: float = 0.0, decode: float = 0.0, limit: bool = False) -> RunFinished:
     return RunFinished(stopped_at_limit=limit, prefill_worker_seconds=prefill, decode_worker_seconds=decode)
+
+
+def started(*play_ids: str, agentic: dict[str, Any] | None = None, notes: tuple[str, ...] = ()) -> tuple[float, Any]:
+    return 0.0, RunStarted(agentic=agentic, play_ids=play_ids, notes=notes)
 
 
 def fold(info: RunInfo, *timed: tuple[float, Any]) -> tuple[Report, list[dict[str, Any]]]:

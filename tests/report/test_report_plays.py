@@ -19,6 +19,7 @@ from report_streams import (
     recording,
     run_info,
     served,
+    started,
 )
 
 from g2sim.actors.traffic.events import PlaySettled, RequestSkipped
@@ -93,9 +94,9 @@ def test_a_recorded_agentic_run_gives_the_recorded_play_fields(name: str) -> Non
         for request in requests
     ]
     stream = recorded_stream(requests, token_times, play_events=play_events(case), waves=WAVES.get(name, {}))
-    play_ids = tuple(outcome["play_id"] for outcome in expected["agentic_play_outcomes"])
+    play_ids = [outcome["play_id"] for outcome in expected["agentic_play_outcomes"]]
     graph = {"agentic_graph": expected["agentic_graph"]}
-    report, rows = fold(run_info(pool_info(workers=2), agentic=graph, play_ids=play_ids), *stream)
+    report, rows = fold(run_info(pool_info(workers=2)), started(*play_ids, agentic=graph), *stream)
     summary = report["summary"]
     for key in (*EXACT, *graph):
         assert summary[key] == expected[key], key
@@ -124,7 +125,7 @@ def agentic_run(*more: tuple[float, Any]) -> Report:
     begun: list[tuple[float, Any]] = []
     for number, (play, name) in enumerate((("p", "a"), ("p", "b"), ("q", "a"), ("q", "b"))):
         begun += [(0.0, agentic(number, name, play=play)), (0.0, placed(number)), (0.0, admitted(number))]
-    return fold(run_info(agentic={}), *begun, *more)[0]
+    return fold(run_info(), *begun, *more)[0]
 
 
 DISPATCHES = [
@@ -190,7 +191,7 @@ def test_outcomes_of_failed_and_unfinished_plays_leave_unknown_fields_out() -> N
 
 def test_plays_are_listed_as_announced_also_those_that_never_began() -> None:
     stream = [(0.0, agentic(0, "a", play="z")), (0.0, agentic(1, "a", play="b"))]
-    report, _ = fold(run_info(agentic={}, play_ids=("a", "b")), *stream)
+    report, _ = fold(run_info(), started("a", "b"), *stream)
     outcomes = report["summary"]["agentic_play_outcomes"]
     assert [outcome["play_id"] for outcome in outcomes] == ["a", "b", "z"]
     assert outcomes[0] == {"play_id": "a", "status": "incomplete"}
@@ -200,7 +201,7 @@ def test_without_plays_there_are_no_play_fields_and_with_separate_pools_no_diges
     """With prefill and decode a request may be quiescent after its end, which no event tells yet."""
     plain = fold(run_info(), *served(0, 1.0))[0]["summary"]
     assert not [key for key in plain if "trajector" in key or "agentic" in key]
-    info = run_info(pool_info("prefill"), pool_info("decode"), agentic={})
+    info = run_info(pool_info("prefill"), pool_info("decode"))
     summary = fold(info, (0.0, agentic(0, "a")))[0]["summary"]
     assert "total_trajectories" in summary
     assert "agentic_lifecycle_digest" not in summary
@@ -220,13 +221,13 @@ def test_without_plays_there_are_no_play_fields_and_with_separate_pools_no_diges
 )
 def test_an_impossible_order_of_play_events_is_refused(stream: list[tuple[float, Any]], problem: str) -> None:
     with pytest.raises(InvariantViolation, match=problem):
-        fold(run_info(agentic={}), *stream)
+        fold(run_info(), *stream)
 
 
 def test_an_instance_of_a_play_has_request_ids_of_its_own_and_unknown_identities_are_left_out() -> None:
     """The row keeps the source's request id, so that rows of several instances can be compared."""
     _, (plain, instance) = fold(
-        run_info(agentic={}),
+        run_info(),
         *[(0.0, agentic(0, "a")), (0.0, placed(0)), (0.0, admitted(0)), (1.0, pass_ended(0)), (1.0, ended(0))],
         *[
             (1.0, agentic(1, "a", play="P1", at=1.0, cache_id="P1:cache", lane_id="lane:0")),

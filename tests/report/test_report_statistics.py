@@ -53,7 +53,7 @@ def test_one_sample_is_every_figure_of_its_distribution(make: object) -> None:
 
 
 def test_exact_figures_of_eight_samples_worked_by_hand() -> None:
-    """Mean 40/8; deviations 9 1 1 1 0 0 4 16 = 32/8. Ranks of 7: 3.5 -> 4, 5.25 -> 5, 6.3 -> 6, 6.65 -> 7, 6.93 -> 7."""
+    """Mean 40/8; deviations 9 1 1 1 0 0 4 16 = 32/8. Ranks: 3.5 -> 4, 5.25 -> 5, 6.3 -> 6, 6.65 -> 7, 6.93 -> 7."""
     assert exact_distribution([9.0, 4.0, 5.0, 2.0, 4.0, 7.0, 5.0, 4.0]) == Distribution(
         mean=5.0, min=2.0, max=9.0, median=5.0, p75=5.0, p90=7.0, p95=9.0, p99=9.0, std=2.0
     )
@@ -95,7 +95,7 @@ def test_equal_gaps_of_one_have_a_streamed_median_just_below_one() -> None:
     """The bin of 1 has number 0 and middle 2/(1 + gamma) = 1 - 0.001: below the minimum, as in the recordings."""
     figures = streamed([1.0, 1.0])
     assert (figures.mean, figures.min, figures.max, figures.std) == (1.0, 1.0, 1.0, 0.0)
-    assert {figures.median, figures.p75, figures.p99} == {0.999}
+    assert {figures.median, figures.p75, figures.p99} == {0.9989999999999999}
 
 
 def test_streamed_percentiles_of_six_samples_worked_by_hand() -> None:

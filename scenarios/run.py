@@ -1,0 +1,270 @@
+"""Running a scenario: the one path from a checked scenario to a run folder, and from a log to a report.
+
+Owns: what a run folder holds and how it appears (whole, or not at all). Refuses to know: the command line.
+
+A run folder holds ``events.g2log``, ``requests.jsonl`` and ``report.json``. It is written beside its final place, under
+the name ``<folder>.partial``, and renamed when it is whole. A run that fails leaves its log, which says why; a run that
+is killed leaves ``<folder>.partial``, whose log is good up to its last whole record.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from g2sim.actors.traffic.events import RequestArrived
+from g2sim.actors.worker.events import RequestEnded
+from g2sim.bus.drivers import InlineDriver, TrioDriver
+from g2sim.bus.errors import ConfigError, InvariantViolation, LogDamaged, SimError
+from g2sim.bus.events import Record
+from g2sim.bus.kernel import Kernel
+from g2sim.bus.log import LogReader, LogWriter
+from g2sim.scenarios.deployment import RUN_SOURCE, build_cluster
+from g2sim.scenarios.events import RunStarted
+from g2sim.scenarios.report import Report, ReportFold, RunInfo, report_text, row_text
+from g2sim.scenarios.schema import Scenario
+from g2sim.scenarios.state_fold import Verifier
+from g2sim.scenarios.traffic_source import open_traffic
+
+LOG_NAME = "events.g2log"
+REPORT_NAME = "report.json"
+ROWS_NAME = "requests.jsonl"
+
+Progress = Callable[[float, int, int, int | None], None]
+"""Called now and then with: virtual time [ms], requests arrived, requests ended, requests in all (None = unknown)."""
+
+_PROGRESS_EVERY_RECORDS = 2_000
+
+
+@attrs.frozen(kw_only=True)
+class RunResult:
+    """What a finished run gives back.
+
+    Attributes:
+        report: the content of ``report.json``.
+        digest: digest of the event log, None if no log was written.
+        notes: remarks on the input.
+        checkpoints: comparisons of live state and log that were made and held; 0 without ``verify``.
+    """
+
+    report: Report
+    digest: str | None
+    notes: tuple[str, ...]
+    checkpoints: int
+
+
+def program_version() -> str:
+    """Version of the installed package."""
+    return version("g2sim")
+
+
+def run_scenario(
+    scenario: Scenario,
+    folder: Path | None,
+    *,
+    overwrite: bool = False,
+    verify: bool = False,
+    progress: Progress | None = None,
+    driver: type[TrioDriver] | type[InlineDriver] = TrioDriver,
+) -> RunResult:
+    """Run a scenario and write its run folder.
+
+    Args:
+        folder: where the run folder goes; None writes nothing.
+        overwrite: replace what is at ``folder``.
+        verify: compare the actors' own state with the fold of the log at every pass end and at the end.
+        progress: see ``Progress``.
+        driver: how actors are executed; the result is the same.
+    Raises: ConfigError for bad input or an output that is in the way, Deadlock and other SimErrors for a failed run.
+    """
+    traffic = open_traffic(scenario)
+    cluster = build_cluster(scenario.deployment, traffic.driver, seed=scenario.seed)
+    kernel = cluster.kernel
+    verifier = Verifier(cluster.workers, cluster.host_pools) if verify else None
+    outputs = _Outputs(folder, overwrite, scenario)
+    try:
+        fold = ReportFold(_run_info(scenario, scenario.seed, program_version()), outputs.add_row)
+        kernel.add_sink(fold.apply)
+        if folder is not None:
+            kernel.add_sink(outputs.add_record)
+        if verifier is not None:
+            kernel.add_sink(verifier.record)
+            kernel.observe_turns(verifier.turn_ended)
+        if progress is not None:
+            kernel.add_sink(_ProgressSink(progress, traffic.driver.total_requests))
+        kernel.publish(RUN_SOURCE, RunStarted(agentic=traffic.agentic, play_ids=traffic.play_ids, notes=traffic.notes))
+        try:
+            driver(kernel).run()
+            if verifier is not None:
+                verifier.finish()
+        except ConfigError:
+            raise
+        except SimError as error:
+            outputs.fail(str(error), kernel)
+            raise
+        cluster.publish_end()
+        report = fold.finish()
+        digest = outputs.finish(report, kernel)
+    except BaseException:
+        outputs.discard()
+        raise
+    return RunResult(
+        report=report, digest=digest, notes=traffic.notes, checkpoints=verifier.checkpoints if verifier else 0
+    )
+
+
+@attrs.frozen(kw_only=True)
+class LogReport:
+    """A report rebuilt from a log.
+
+    Attributes:
+        report: what the whole records say.
+        damage: why the log could not be read to its end, None if it could.
+        failure: why the run failed, None if it did not.
+    """
+
+    report: Report
+    damage: LogDamaged | None
+    failure: str | None
+
+
+def report_of_log(path: Path, on_row: Callable[[dict[str, Any]], None] | None = None) -> LogReport:
+    """The report of a run, rebuilt from its log alone.
+
+    Args:
+        path: the log, or the run folder that holds it.
+        on_row: takes the row of each request, as it went into ``requests.jsonl``.
+    Raises: ConfigError if there is no log at ``path``; LogDamaged if not even its header can be read.
+    """
+    log_path = path / LOG_NAME if path.is_dir() else path
+    damage: LogDamaged | None = None
+    with LogReader(log_path) as reader:
+        header = reader.header
+        scenario = Scenario.from_resolved(header.scenario)
+        fold = ReportFold(_run_info(scenario, header.seed, header.version), on_row)
+        try:
+            for record in reader:
+                fold.apply(record)
+        except LogDamaged as error:
+            damage = error
+        end = reader.end
+    failure = end.error if end is not None and end.status == "failed" else None
+    return LogReport(report=fold.finish(), damage=damage, failure=failure)
+
+
+def _run_info(scenario: Scenario, seed: int, program: str) -> RunInfo:
+    return RunInfo.of(scenario.deployment, name=scenario.name, seed=seed, version=program)
+
+
+class _ProgressSink:
+    def __init__(self, progress: Progress, total: int | None) -> None:
+        self._progress = progress
+        self._total = total
+        self._arrived = 0
+        self._ended = 0
+        self._records = 0
+
+    def __call__(self, record: Record) -> None:
+        self._records += 1
+        kind = type(record.event)
+        if kind is RequestArrived:
+            self._arrived += 1
+        elif kind is RequestEnded:
+            self._ended += 1
+        if self._records % _PROGRESS_EVERY_RECORDS == 0 or self._ended == self._total:
+            self._progress(record.time_ms, self._arrived, self._ended, self._total)
+
+
+class _Outputs:
+    """The run folder while it is written; without a folder nothing is written.
+
+    Exactly one of ``finish``, ``fail`` and ``discard`` ends it.
+    """
+
+    def __init__(self, folder: Path | None, overwrite: bool, scenario: Scenario) -> None:
+        self._folder = folder
+        self._overwrite = overwrite
+        self._log: LogWriter | None = None
+        self._files = ExitStack()
+        if folder is None:
+            return
+        self._partial = folder.with_name(f"{folder.name}.partial")
+        _make_room(folder, self._partial, overwrite)
+        log_file = self._files.enter_context((self._partial / LOG_NAME).open("wb"))
+        self._rows = self._files.enter_context((self._partial / ROWS_NAME).open("w", encoding="utf-8"))
+        self._log = LogWriter(log_file, version=program_version(), seed=scenario.seed, scenario=scenario.resolved())
+
+    def add_record(self, record: Record) -> None:
+        if self._log is not None:
+            self._log.append(record)
+
+    def add_row(self, row: dict[str, Any]) -> None:
+        if self._log is not None:
+            self._rows.write(row_text(row))
+
+    def finish(self, report: Report, kernel: Kernel) -> str | None:
+        """Write what is left and put the folder in its place. Returns the log's digest."""
+        if self._log is None:
+            return None
+        (self._partial / REPORT_NAME).write_text(report_text(report), encoding="utf-8")
+        digest = self._end_log("finished", None, kernel)
+        self._put_in_place()
+        return digest
+
+    def fail(self, error: str, kernel: Kernel) -> None:
+        """Keep the log of a failed run, which says why it failed, and nothing else."""
+        if self._log is None:
+            return
+        self._end_log("failed", error, kernel)
+        (self._partial / ROWS_NAME).unlink()
+        self._put_in_place()
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        self._files.close()
+        if self._log is not None:
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def _end_log(self, status: Literal["finished", "failed"], error: str | None, kernel: Kernel) -> str:
+        if self._log is None:
+            raise InvariantViolation("there is no log to end")
+        draws = {name: stream.draws for name, stream in kernel.streams.items()}
+        last_draws = {name: stream.fingerprint() for name, stream in kernel.streams.items()}
+        digest = self._log.finish(status, error, draws, last_draws)
+        self._files.close()
+        return digest
+
+    def _put_in_place(self) -> None:
+        if self._folder is None:
+            raise InvariantViolation("there is no place to put the run folder")
+        if self._overwrite and self._folder.exists():
+            shutil.rmtree(self._folder)
+        self._partial.rename(self._folder)
+
+
+def _make_room(folder: Path, partial: Path, overwrite: bool) -> None:
+    if folder.exists():
+        if not overwrite:
+            raise ConfigError(
+                "--out", problem="exists already", got=str(folder), hint="choose another, or add --overwrite"
+            )
+        if not (folder / LOG_NAME).exists():
+            raise ConfigError("--out", problem="is not a run folder, so it is not replaced", got=str(folder))
+    try:
+        if overwrite and partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(
+            "--out",
+            problem=f"{partial} exists: another run is writing there, or was killed",
+            hint="look at it with 'g2sim report', then remove it or add --overwrite",
+        ) from None
+    except OSError as error:
+        raise ConfigError("--out", problem=f"cannot be written ({error.strerror})", got=str(folder)) from None

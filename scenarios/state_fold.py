@@ -1,0 +1,283 @@
+"""What the event log says the state is, and whether the actors agree (audits A to E, C3).
+
+``StateFold`` rebuilds residency and the request table from events alone; ``compare`` holds it against live actors. The
+two share no code with the actors' own books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from g2sim.actors.host_pool import events as hp
+from g2sim.actors.host_pool.pool import HostPool
+from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
+from g2sim.actors.traffic.events import RequestArrived
+from g2sim.actors.worker import events as wk
+from g2sim.actors.worker.actor import WorkerActor
+from g2sim.bus.errors import InvariantViolation
+from g2sim.bus.events import Record
+
+RankId = tuple[str, int, int]
+"""(role, worker, dp_rank)."""
+
+
+@attrs.define(slots=True)
+class RankState:
+    """One rank as its events show it: block hashes by tier, and requests by state."""
+
+    device: set[int] = attrs.Factory(set)
+    host: set[int] = attrs.Factory(set)
+    waiting: set[int] = attrs.Factory(set)
+    running: set[int] = attrs.Factory(set)
+    next_event_id: int = 0
+
+
+@attrs.define(slots=True)
+class PoolState:
+    """One host pool as its events show it: hash -> [resident, pins], and the blocks of transfers under way."""
+
+    blocks: dict[int, list[int]] = attrs.Factory(dict)
+    transfers: dict[int, tuple[int, ...]] = attrs.Factory(dict)
+
+
+class StateFold:
+    """State of a deployment, folded from events in log order.
+
+    Attributes:
+        ranks, pools: by id and by name.
+        open_requests: arrived and not ended; ``ended`` counts ends by status.
+    Raises: InvariantViolation from ``apply`` for an event that contradicts what came before.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: dict[RankId, RankState] = {}
+        self.pools: dict[str, PoolState] = {}
+        self.open_requests: set[int] = set()
+        self.ended: dict[str, int] = {}
+        self.now_ms = 0.0
+
+    def apply(self, record: Record) -> None:
+        self.now_ms = record.time_ms
+        handler = _HANDLERS.get(type(record.event))
+        if handler is not None:
+            handler(self, record.event)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The whole state as plain values, for comparison."""
+        return {
+            "now_ms": self.now_ms,
+            "ranks": {
+                rank_id: (sorted(s.device), sorted(s.host), sorted(s.waiting), sorted(s.running), s.next_event_id)
+                for rank_id, s in sorted(self.ranks.items())
+            },
+            "pools": {
+                name: {hash_: tuple(entry) for hash_, entry in sorted(pool.blocks.items())}
+                for name, pool in sorted(self.pools.items())
+            },
+            "open_requests": sorted(self.open_requests),
+            "ended": dict(sorted(self.ended.items())),
+        }
+
+    # -- ranks
+
+    def _rank(self, event: Any) -> RankState:
+        rank_id = (event.role, event.worker, event.dp_rank)
+        state = self.ranks.get(rank_id)
+        if state is None:
+            state = self.ranks[rank_id] = RankState()
+        return state
+
+    def _numbered(self, event: Any) -> RankState:
+        state = self._rank(event)
+        if event.event_id != state.next_event_id:
+            raise InvariantViolation(
+                f"{event.role}-{event.worker}/{event.dp_rank}: KV event {event.event_id} follows "
+                f"{state.next_event_id - 1}"
+            )
+        state.next_event_id += 1
+        return state
+
+    def _stored(self, event: BlocksStored) -> None:
+        state = self._numbered(event)
+        tier = state.device if event.tier == Tier.DEVICE else state.host
+        if not tier.isdisjoint(event.block_hashes):
+            raise InvariantViolation(f"KV event {event.event_id} stores a block that is resident on {event.tier}")
+        tier.update(event.block_hashes)
+
+    def _removed(self, event: BlocksRemoved) -> None:
+        state = self._numbered(event)
+        tier = state.device if event.tier == Tier.DEVICE else state.host
+        if not tier.issuperset(event.block_hashes):
+            raise InvariantViolation(f"KV event {event.event_id} removes a block that is not resident on {event.tier}")
+        tier.difference_update(event.block_hashes)
+
+    def _cleared(self, event: BlocksCleared) -> None:
+        state = self._numbered(event)
+        if event.tier != Tier.HOST_PINNED:
+            state.device.clear()
+        if event.tier != Tier.DEVICE:
+            state.host.clear()
+
+    def _queued(self, event: wk.RequestQueued) -> None:
+        self._rank(event).waiting.add(event.request)
+
+    def _admitted(self, event: wk.RequestAdmitted) -> None:
+        state = self._rank(event)
+        state.waiting.remove(event.request)
+        state.running.add(event.request)
+
+    def _preempted(self, event: wk.RequestPreempted) -> None:
+        state = self._rank(event)
+        state.running.remove(event.request)
+        state.waiting.add(event.request)
+
+    def _ended(self, event: wk.RequestEnded) -> None:
+        state = self._rank(event)
+        state.running.discard(event.request)
+        state.waiting.discard(event.request)
+        if event.request not in self.open_requests:
+            raise InvariantViolation(f"request {event.request} ends twice, or never arrived")
+        self.open_requests.remove(event.request)
+        self.ended[event.status] = self.ended.get(event.status, 0) + 1
+
+    def _arrived(self, event: RequestArrived) -> None:
+        self.open_requests.add(event.request)
+
+    # -- host pools
+
+    def _pool(self, event: Any) -> PoolState:
+        state = self.pools.get(event.pool)
+        if state is None:
+            state = self.pools[event.pool] = PoolState()
+        return state
+
+    def _prepared(self, event: hp.StorePrepared) -> None:
+        pool = self._pool(event)
+        pool.transfers[event.transfer] = event.block_hashes
+        for hash_ in event.block_hashes:
+            if hash_ in pool.blocks:
+                raise InvariantViolation(f"{event.pool}: transfer {event.transfer} stores a block that is known")
+            pool.blocks[hash_] = [0, 0]
+
+    def _landed(self, event: hp.StoreLanded) -> None:
+        pool = self._pool(event)
+        for hash_ in pool.transfers.pop(event.transfer):
+            pool.blocks[hash_][0] = 1
+
+    def _evicted(self, event: hp.HostBlocksEvicted) -> None:
+        pool = self._pool(event)
+        for hash_ in event.block_hashes:
+            resident, pins = pool.blocks.pop(hash_)
+            if not resident or pins:
+                raise InvariantViolation(f"{event.pool}: a block that is pending or pinned is evicted")
+
+    def _load_queued(self, event: hp.LoadQueued) -> None:
+        pool = self._pool(event)
+        pool.transfers[event.transfer] = event.block_hashes
+        for hash_ in event.block_hashes:
+            pool.blocks[hash_][1] += 1
+
+    def _load_finished(self, event: hp.LoadFinished) -> None:
+        pool = self._pool(event)
+        for hash_ in pool.transfers.pop(event.transfer):
+            pool.blocks[hash_][1] -= 1
+
+    def _retired(self, event: hp.ClientRetired) -> None:
+        pool = self._pool(event)
+        for transfer in event.canceled_loads:
+            for hash_ in pool.transfers.pop(transfer):
+                pool.blocks[hash_][1] -= 1
+        for transfer in event.rolled_back_stores:
+            for hash_ in pool.transfers.pop(transfer):
+                del pool.blocks[hash_]
+
+
+_HANDLERS: Mapping[type[Any], Callable[[StateFold, Any], None]] = {
+    BlocksStored: StateFold._stored,
+    BlocksRemoved: StateFold._removed,
+    BlocksCleared: StateFold._cleared,
+    wk.RequestQueued: StateFold._queued,
+    wk.RequestAdmitted: StateFold._admitted,
+    wk.RequestPreempted: StateFold._preempted,
+    wk.RequestEnded: StateFold._ended,
+    RequestArrived: StateFold._arrived,
+    hp.StorePrepared: StateFold._prepared,
+    hp.StoreLanded: StateFold._landed,
+    hp.HostBlocksEvicted: StateFold._evicted,
+    hp.LoadQueued: StateFold._load_queued,
+    hp.LoadFinished: StateFold._load_finished,
+    hp.ClientRetired: StateFold._retired,
+}
+
+
+class Verifier:
+    """Holds the fold against live actors: after every turn in which a pass ended, and at the end.
+
+    To be used as a sink (``record``) and as a turn observer (``turn_ended``) of the run's kernel.
+    """
+
+    def __init__(self, workers: Mapping[str, WorkerActor], host_pools: Mapping[str, HostPool]) -> None:
+        self.fold = StateFold()
+        self.checkpoints = 0
+        self._workers = workers
+        self._host_pools = host_pools
+        self._passes_ended: set[str] = set()
+
+    def record(self, record: Record) -> None:
+        self.fold.apply(record)
+        if type(record.event) is wk.PassEnded:
+            self._passes_ended.add(record.source)
+
+    def turn_ended(self) -> None:
+        """Compare what the passes that ended in this turn have touched."""
+        if not self._passes_ended:
+            return
+        for name in sorted(self._passes_ended):
+            self._compare_worker(self._workers[name], at_boundary=True)
+        self._passes_ended.clear()
+        self._compare_pools()
+        self.checkpoints += 1
+
+    def finish(self) -> None:
+        """Compare everything that is at rest."""
+        for worker in self._workers.values():
+            if not worker.busy:
+                self._compare_worker(worker, at_boundary=False)
+        self._compare_pools()
+        self.checkpoints += 1
+
+    def _compare_worker(self, worker: WorkerActor, *, at_boundary: bool) -> None:
+        for place in worker.places:
+            rank = place.rank
+            told = self.fold.ranks.get((worker.role, worker.worker, place.dp_rank), RankState())
+            where = f"{worker.name}/{place.dp_rank}"
+            rank.pool.check()
+            self._same(f"{where}: G1 residency", rank.pool.resident_hashes(), told.device)
+            self._same(f"{where}: running requests", {seq.request for seq in rank.running}, told.running)
+            waiting = {seq.request for seq in [*rank.queue, *rank.connector]}
+            self._same(f"{where}: waiting requests", waiting, told.waiting)
+            pool = place.own_pool or self._host_pools.get("g2")
+            if at_boundary and pool is not None and rank.config.host is not None:
+                resident = {hash_ for hash_, (is_resident, _) in pool.contents().items() if is_resident}
+                self._same(f"{where}: G2 residency as published", resident, told.host)
+
+    def _compare_pools(self) -> None:
+        for name, pool in self._host_pools.items():
+            pool.check()
+            told = self.fold.pools.get(name, PoolState())
+            live = {hash_: [int(resident), pins] for hash_, (resident, pins) in pool.contents().items()}
+            if live != told.blocks:
+                wrong = {
+                    hash_ for hash_ in live.keys() | told.blocks.keys() if live.get(hash_) != told.blocks.get(hash_)
+                }
+                self._fail(f"{name}: {len(wrong)} blocks differ, e.g. {min(wrong)}")
+
+    def _same(self, what: str, live: set[int], told: set[int]) -> None:
+        if live != told:
+            self._fail(f"{what}: only live {sorted(live - told)[:5]}, only in the log {sorted(told - live)[:5]}")
+
+    def _fail(self, what: str) -> None:
+        raise InvariantViolation(f"live state and log differ at {self.fold.now_ms!r} ms: {what}")
