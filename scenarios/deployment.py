@@ -6,11 +6,13 @@ Owns: which actors there are, their names and order, and who hears what. Refuses
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import attrs
 
 from g2sim.actors.config import DeploymentConfig, HostScope, HostTierConfig, PoolConfig, Sharing, WorkerRole
+from g2sim.actors.handoff.actor import HandoffCoordinator
 from g2sim.actors.host_pool.actor import HostPoolActor
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import FairLinks, FifoLanes, Link, bytes_per_ms, equal_share, max_min
@@ -29,6 +31,7 @@ from g2sim.scenarios.report import SHARED_POOL
 
 RUN_SOURCE = "run"
 TRAFFIC = "traffic"
+HANDOFF = "handoff"
 
 _SHARE_RULES = {Sharing.MAX_MIN: max_min, Sharing.EQUAL_SHARE: equal_share}
 
@@ -87,30 +90,46 @@ def build_cluster(deployment: DeploymentConfig, driver: TrafficDriver, *, seed: 
         host_pools[SHARED_POOL] = pool
         kernel.register(SHARED_POOL, HostPoolActor(pool, tick_after_pass_ends=not deployment.disaggregated))
 
+    coordinator = HANDOFF if deployment.disaggregated else None
     made: dict[str, workers.WorkerActor] = {}
     next_client = 0
     for config in deployment.pools:
-        for worker in range(config.workers):
-            name = f"{config.role.value}-{worker}"
-            made[name] = _worker(name, worker, config, next_client, host_pools)
+        for worker, name in enumerate(_names(config)):
+            made[name] = _worker(name, worker, config, next_client, host_pools, coordinator)
             kernel.register(name, made[name])
             next_client += config.dp_size
 
+    routers = {}
     for config in deployment.pools:
         name = f"router-{config.role.pool_name}"
         policy = make_policy(
-            deployment.router.policy, config.workers, config.dp_size, kernel.stream(f"{name}:placement")
+            deployment.router.policy,
+            config.workers,
+            config.dp_size,
+            partial(kernel.stream, f"{name}:placement"),
+            flat=deployment.disaggregated,
         )
-        names = [f"{config.role.value}-{worker}" for worker in range(config.workers)]
         kernel.register(
-            name, RouterActor(pool=config.role.pool_name, workers=names, dp_size=config.dp_size, policy=policy)
+            name,
+            RouterActor(pool=config.role.pool_name, workers=_names(config), dp_size=config.dp_size, policy=policy),
+        )
+        routers[config.role] = name
+    if coordinator is not None:
+        kernel.register(
+            coordinator,
+            HandoffCoordinator(
+                config=deployment.handoff,
+                block_size_tokens=deployment.block_size_tokens,
+                workers={config.role: _names(config) for config in deployment.pools},
+                routers=routers,
+            ),
         )
 
     source = traffic.TrafficActor(
         driver=driver,
         hasher=BlockHasher(deployment.block_size_tokens),
-        front=f"router-{deployment.pools[0].role.pool_name}",
-        front_phase=Phase.PLACE,
+        front=coordinator or routers[WorkerRole.AGGREGATED],
+        front_phase=Phase.REPORT if coordinator else Phase.PLACE,
     )
     kernel.register(TRAFFIC, source)
     source.ends = kernel.subscribe(
@@ -123,6 +142,10 @@ def build_cluster(deployment: DeploymentConfig, driver: TrafficDriver, *, seed: 
     seconds = _WorkerSeconds(deployment)
     kernel.observe_instants(seconds.add)
     return Cluster(kernel=kernel, workers=made, host_pools=host_pools, traffic=source, seconds=seconds)
+
+
+def _names(config: PoolConfig) -> list[str]:
+    return [f"{config.role.value}-{worker}" for worker in range(config.workers)]
 
 
 def _is_shared(host: HostTierConfig | None) -> bool:
@@ -142,7 +165,12 @@ def _shared_pool(config: PoolConfig) -> HostPool:
 
 
 def _worker(
-    name: str, worker: int, config: PoolConfig, first_client: int, host_pools: dict[str, HostPool]
+    name: str,
+    worker: int,
+    config: PoolConfig,
+    first_client: int,
+    host_pools: dict[str, HostPool],
+    coordinator: str | None,
 ) -> workers.WorkerActor:
     host = config.rank.host
     places = []
@@ -168,5 +196,6 @@ def _worker(
         places=places,
         shared_pool=SHARED_POOL if _is_shared(host) else None,
         link=link,
+        coordinator=coordinator,
         watched=False,
     )

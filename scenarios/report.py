@@ -20,6 +20,7 @@ import attrs
 from tabulate import tabulate
 
 from g2sim.actors.config import DeploymentConfig, HostScope, SlaConfig, WorkerRole
+from g2sim.actors.handoff.events import DestinationActivated, DestinationReserved, SourceHeld, SourceReleased
 from g2sim.actors.host_pool.events import (
     ClientRetired,
     HostBlocksEvicted,
@@ -36,7 +37,7 @@ from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
 from g2sim.scenarios.events import RunFinished, RunStarted
 from g2sim.scenarios.plays import PlayFold
-from g2sim.scenarios.request_rows import DECODE_POOL, POOL_OF_ROLE, Admission, EndedRequest, RequestTrack
+from g2sim.scenarios.request_rows import DECODE_POOL, HANDOFF_STEPS, POOL_OF_ROLE, Admission, EndedRequest, RequestTrack
 from g2sim.scenarios.statistics import StreamedDistribution, exact_distribution, meets_sla
 
 SCHEMA = "g2sim.report/1"
@@ -339,6 +340,7 @@ class ReportFold:
         self._now_ms = 0.0
         self._released = 0
         self._live: dict[int, RequestTrack] = {}
+        self._closing: dict[int, EndedRequest] = {}
         self._add_token: dict[int, Callable[[float], None]] = {}  # admitted where tokens are made, not ended
         self._ends = dict.fromkeys(_DEFINED_ENDS, 0)
         self._completed = _Completed(info.sla)
@@ -361,6 +363,14 @@ class ReportFold:
             LoadQueued: self._load_queued,
             LoadFinished: self._load_finished,
             RunStarted: self._run_started,
+            SourceHeld: lambda time_ms, event: self._handoff_step("source_held_ms", time_ms, event.request),
+            DestinationReserved: lambda time_ms, event: self._handoff_step(
+                "destination_reserved_ms", time_ms, event.request
+            ),
+            DestinationActivated: lambda time_ms, event: self._handoff_step(
+                "destination_activated_ms", time_ms, event.request
+            ),
+            SourceReleased: self._released_source,
             RunFinished: self._run_finished,
         }
 
@@ -486,8 +496,28 @@ class ReportFold:
             self._book_prompt(end)
         if track.arrival.play_id is not None:
             self._plays.ended(time_ms, track.arrival, event.status)
+        if HANDOFF_STEPS[0] in track.handoff_ms and event.status == RequestStatus.COMPLETED:
+            self._closing[event.request] = end
+            if HANDOFF_STEPS[-1] not in track.handoff_ms:
+                return
+        self._write_row(end)
+
+    def _write_row(self, end: EndedRequest) -> None:
+        self._closing.pop(end.track.arrival.request, None)
         if self._on_row is not None:
             self._on_row(end.row(self._block_size_tokens))
+
+    def _handoff_step(self, name: str, time_ms: float, request: int) -> None:
+        """Note an instant of a hand-off. The release can come after the request's end, and its row waits for it."""
+        end = self._closing.get(request)
+        track = end.track if end is not None else self._track(request, f"handed over ({name})")
+        track.handoff_ms.setdefault(name, time_ms)
+        if end is not None and name == HANDOFF_STEPS[-1]:
+            self._write_row(end)
+
+    def _released_source(self, time_ms: float, event: SourceReleased) -> None:
+        if not event.canceled:
+            self._handoff_step("source_released_ms", time_ms, event.request)
 
     def _book_prompt(self, end: EndedRequest) -> None:
         """Where a completed request's prompt tokens came from, as its first admission for the prompt found them."""
@@ -528,6 +558,8 @@ class ReportFold:
         if self._finished is not None:
             raise InvariantViolation("the run finished twice")
         self._finished = event
+        for end in list(self._closing.values()):
+            self._write_row(end)
 
     # Look-ups ------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,10 @@ DECODE_POOL = WorkerRole.DECODE.pool_name
 PREFILL_POOL = WorkerRole.PREFILL.pool_name
 
 
+HANDOFF_STEPS = ("source_held_ms", "destination_reserved_ms", "destination_activated_ms", "source_released_ms")
+"""Instants of a hand-off, in order, by the names that rows use."""
+
+
 @attrs.frozen(slots=True)
 class Admission:
     """One admission: its pool, number of the scheduler in that pool, instant [ms] and event."""
@@ -45,6 +49,7 @@ class RequestTrack:
         token_times_ms: instants of its visible tokens: float64[tokens].
         placements: (instant [ms], event) of each placement.
         load_queued_ms, load_finished_ms: restore from G2 that came before the first admission, None without one.
+        handoff_ms: instants of the hand-off by the names that rows use, as far as it got [ms].
     """
 
     arrival: RequestArrived
@@ -54,6 +59,7 @@ class RequestTrack:
     admissions: list[Admission] = attrs.Factory(list)
     load_queued_ms: float | None = None
     load_finished_ms: float | None = None
+    handoff_ms: dict[str, float] = attrs.Factory(dict)
 
     def admitted_in(self, pool: str) -> bool:
         return any(admission.pool == pool for admission in self.admissions)
@@ -105,8 +111,9 @@ class EndedRequest:
 
         The parts are differences of consecutive instants, from the arrival to the first token, so no time is counted
         twice or left out: ``queue`` up to the restore or else the admission, ``host_load`` the copy from G2,
-        ``restored_wait`` from its end to the admission, then ``prefill`` on an aggregated rank, or
-        ``prefill_and_handoff`` and ``decode`` with separate pools. Preemptions count where they happen.
+        ``restored_wait`` from its end to the admission, then ``prefill``. With separate pools that ends when the source
+        is held, and ``reservation``, ``transfer``, ``decode_queue`` and ``decode`` follow, up to the instants at which
+        the destination is reserved, activated and admitted. Preemptions count where they happen.
         """
         track = self.track
         if self.first_token_ms is None or not track.admissions:
@@ -121,14 +128,16 @@ class EndedRequest:
         }
         decode = self.admissions_in(decode=True)
         if decode:
-            parts["prefill_and_handoff"] = decode[0].at_ms - admitted_ms
-            parts["decode"] = self.first_token_ms - decode[0].at_ms
+            names = ("prefill", "reservation", "transfer", "decode_queue", "decode")
+            steps = [admitted_ms, *(track.handoff_ms[name] for name in HANDOFF_STEPS[:3])]
+            steps += [decode[0].at_ms, self.first_token_ms]
+            parts.update((name, stop - start) for name, start, stop in zip(names, steps, steps[1:], strict=False))
         else:
             parts["prefill"] = self.first_token_ms - admitted_ms
         return parts
 
     def row(self, block_size_tokens: int) -> dict[str, Any]:
-        """The request's row. Hand-off instants that no event tells yet are null."""
+        """The request's row."""
         track, arrival = self.track, self.track.arrival
         prompt_side, decode_side = self.admissions_in(decode=False), self.admissions_in(decode=True)
         placed = {event.pool: event for _, event in track.placements}
@@ -167,11 +176,11 @@ class EndedRequest:
             # A decode placement counts once the rank took the request; one that can never fit there has none.
             "decode_worker_idx": decode_scheduler if aggregated is None else aggregated.scheduler,
             "prefill_admit_ms": prompt_side[0].at_ms if prefill is not None and prompt_side else None,
-            "source_held_ms": None,
-            "destination_reserved_ms": None,
-            "destination_activated_ms": None,
+            "source_held_ms": track.handoff_ms.get("source_held_ms"),
+            "destination_reserved_ms": track.handoff_ms.get("destination_reserved_ms"),
+            "destination_activated_ms": track.handoff_ms.get("destination_activated_ms"),
             "decode_admit_ms": decode_side[0].at_ms if decode_side else None,
-            "source_released_ms": None,
+            "source_released_ms": track.handoff_ms.get("source_released_ms"),
             "prefill_route_overlap_tokens": _overlap_tokens(prefill, block_size_tokens),
             "decode_route_overlap_tokens": _overlap_tokens(placed.get(DECODE_POOL), block_size_tokens),
             "admission_history": _admission_history(track.admissions),

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from g2sim.actors.handoff.events import DestinationActivated, SourceHeld
 from g2sim.actors.host_pool import events as hp
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
@@ -143,6 +144,12 @@ class StateFold:
         self.open_requests.remove(event.request)
         self.ended[event.status] = self.ended.get(event.status, 0) + 1
 
+    def _held(self, event: SourceHeld) -> None:
+        self._rank(event).running.remove(event.request)
+
+    def _activated(self, event: DestinationActivated) -> None:
+        self._rank(event).waiting.add(event.request)
+
     def _arrived(self, event: RequestArrived) -> None:
         self.open_requests.add(event.request)
 
@@ -203,6 +210,8 @@ _HANDLERS: Mapping[type[Any], Callable[[StateFold, Any], None]] = {
     wk.RequestAdmitted: StateFold._admitted,
     wk.RequestPreempted: StateFold._preempted,
     wk.RequestEnded: StateFold._ended,
+    SourceHeld: StateFold._held,
+    DestinationActivated: StateFold._activated,
     RequestArrived: StateFold._arrived,
     hp.StorePrepared: StateFold._prepared,
     hp.StoreLanded: StateFold._landed,

@@ -7,8 +7,8 @@ from typing import Any
 
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.events import RequestPlaced
-from g2sim.actors.router.messages import PlaceRequest
-from g2sim.actors.router.policy import PlacementPolicy
+from g2sim.actors.router.messages import ChooseRank, PlaceRequest
+from g2sim.actors.router.policy import Placement, PlacementPolicy
 from g2sim.actors.worker.messages import SubmitRequest
 from g2sim.bus.errors import ProtocolError
 from g2sim.bus.kernel import Port
@@ -30,9 +30,10 @@ class RouterActor:
         self._dp_size = dp_size
         self._policy = policy
 
-    def receive(self, message: Any, port: Port) -> None:
-        if type(message) is not PlaceRequest:
-            raise ProtocolError(f"router: no use for a {type(message).__name__}")
+    def receive(self, message: Any, port: Port) -> Placement:
+        kind = type(message)
+        if kind is not PlaceRequest and kind is not ChooseRank:
+            raise ProtocolError(f"router: no use for a {kind.__name__}")
         placement = self._policy.place()
         port.publish(
             RequestPlaced(
@@ -47,7 +48,11 @@ class RouterActor:
                 best_overlap_blocks=None,
             )
         )
-        port.send(self._workers[placement.worker], SubmitRequest(placement.dp_rank, message.given), phase=Phase.SUBMIT)
+        if kind is PlaceRequest:
+            port.send(
+                self._workers[placement.worker], SubmitRequest(placement.dp_rank, message.given), phase=Phase.SUBMIT
+            )
+        return placement
 
     def waiting(self) -> Sequence[str]:
         return ()

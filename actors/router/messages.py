@@ -12,3 +12,10 @@ class PlaceRequest:
     """Choose a rank for a request, and send it there."""
 
     given: RankRequest
+
+
+@attrs.frozen(slots=True)
+class ChooseRank:
+    """Choose a rank for a request. Reply: ``Placement``; the asker sends the request there."""
+
+    given: RankRequest

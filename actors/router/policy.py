@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -24,10 +25,7 @@ class PlacementPolicy(Protocol):
 
 
 class RoundRobin:
-    """Strict rotation, blind to everything.
-
-    Workers rotate, and each worker rotates over its own ranks.
-    """
+    """Strict rotation over workers, blind to everything; each worker rotates over its own ranks."""
 
     def __init__(self, workers: int, dp_size: int) -> None:
         self._workers = workers
@@ -43,6 +41,20 @@ class RoundRobin:
         return Placement(worker, dp_rank)
 
 
+class FlatRoundRobin:
+    """Strict rotation over (worker, rank) pairs, the ranks of worker 0 first."""
+
+    def __init__(self, workers: int, dp_size: int) -> None:
+        self._dp_size = dp_size
+        self._places = workers * dp_size
+        self._next = 0
+
+    def place(self) -> Placement:
+        placement = Placement(*divmod(self._next, self._dp_size))
+        self._next = (self._next + 1) % self._places
+        return placement
+
+
 class UniformRandom:
     """Every (worker, rank) with equal chance, from a named stream."""
 
@@ -55,11 +67,18 @@ class UniformRandom:
         return Placement(*divmod(self._stream.below(self._workers * self._dp_size), self._dp_size))
 
 
-def make_policy(name: str, workers: int, dp_size: int, stream: RandomStream) -> PlacementPolicy:
-    """A policy by name; ``POLICIES`` lists the names. ``stream`` serves its random choices."""
+def make_policy(
+    name: str, workers: int, dp_size: int, stream: Callable[[], RandomStream], *, flat: bool
+) -> PlacementPolicy:
+    """A policy by name; ``POLICIES`` lists the names.
+
+    Args:
+        stream: gives the stream for random choices.
+        flat: rotate over all ranks of the pool instead of over workers (prefill and decode pools).
+    """
     if name == "random":
-        return UniformRandom(workers, dp_size, stream)
-    return RoundRobin(workers, dp_size)
+        return UniformRandom(workers, dp_size, stream())
+    return FlatRoundRobin(workers, dp_size) if flat else RoundRobin(workers, dp_size)
 
 
 POLICIES = ("round_robin", "random")

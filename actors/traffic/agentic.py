@@ -111,8 +111,9 @@ class AgenticDriver:
     def waiting(self) -> list[str]:
         """One line for each request and play that cannot go on by itself."""
         lines = []
+        queued = set(self._queue)
         for play in self._plays:
-            if play in self._queue:
+            if play in queued:
                 lines.append(f"play {play.play_id!r} waits for a lane")
                 continue
             modes = {run.node.request_id: run.mode for run in play.nodes}

@@ -95,7 +95,7 @@ def unreadable(path: Path, error: OSError | ValueError) -> ConfigError:
     return ConfigError("", problem=f"cannot be read ({reason})", allowed="a readable file", where=str(path))
 
 
-@attrs.frozen(slots=True, eq=False)
+@attrs.define(slots=True, eq=False)
 class TraceText:
     """Text of a trace file, or of one of its lines.
 
@@ -108,6 +108,7 @@ class TraceText:
     file: str
     text: str
     first_line: int = 1
+    _known_line: tuple[int, int] | None = attrs.field(init=False, default=None)
 
     @classmethod
     def decode(cls, file: str, data: bytes, first_line: int = 1) -> TraceText:
@@ -130,8 +131,13 @@ class TraceText:
             at = self._skip_space(end)
 
     def where(self, offset: int) -> str:
-        """``file:line`` of a character."""
-        return f"{self.file}:{self.first_line + self.text.count(chr(10), 0, offset)}"
+        """``file:line`` of a character. Asked for ascending offsets, it looks at the text once."""
+        at, line = self._known_line or (0, self.first_line)
+        if at > offset:
+            at, line = 0, self.first_line
+        line += self.text.count("\n", at, offset)
+        self._known_line = (offset, line)
+        return f"{self.file}:{line}"
 
     def locate(self, at: int, path: _Path) -> int:
         """Offset of the value at ``path`` inside the JSON value at ``at``, or of the object that lacks a key of it."""
@@ -163,7 +169,8 @@ class TraceText:
             return _decoder.raw_decode(self.text, at)
         except json.JSONDecodeError as error:
             bad = min(error.pos, len(self.text.rstrip()))  # text that ends early is at fault where it ends
-            problem = f"not JSON: {error.msg} at column {bad - self.text.rfind(chr(10), 0, bad)}"
+            column = bad - self.text.rfind("\n", 0, bad)
+            problem = f"not JSON: {error.msg} at column {column}"
             raise ConfigError("", problem=problem, where=self.where(bad)) from None
         except RecursionError:
             raise ConfigError("", problem="values are nested too deeply", where=self.where(at)) from None

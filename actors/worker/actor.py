@@ -11,13 +11,26 @@ from typing import Any
 
 import attrs
 
+from g2sim.actors.config import WorkerRole
+from g2sim.actors.handoff import events as handoff_events
 from g2sim.actors.host_pool.messages import HostProgress, Join, PoolChange
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import Link
 from g2sim.actors.kv.events import BlocksRemoved, BlocksStored, Tier
 from g2sim.actors.phases import Phase
+from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker import events as ev
-from g2sim.actors.worker.messages import SubmitRequest
+from g2sim.actors.worker.messages import (
+    ActivateDestination,
+    DestinationIsReserved,
+    HandoffReply,
+    HandoffReport,
+    ReleaseSource,
+    ReserveDestination,
+    SourceIsHeld,
+    SubmitRequest,
+    WorkerReport,
+)
 from g2sim.actors.worker.rank import PassResult, Rank, RemovedBlocks
 from g2sim.bus.errors import ProtocolError
 from g2sim.bus.kernel import Ask, Envelope, Port, Turn
@@ -70,6 +83,7 @@ class WorkerActor:
         places: its ranks.
         shared_pool: name of the shared pool's actor, None without one.
         link: the ranks' connection to their host tier, None without one.
+        coordinator: name of the hand-off coordinator, None in an aggregated deployment.
         watched: somebody subscribes to this worker's KV events, so hearing of a change in a shared pool is an effect.
     """
 
@@ -82,6 +96,7 @@ class WorkerActor:
         places: Sequence[RankPlace],
         shared_pool: str | None,
         link: Link | None,
+        coordinator: str | None,
         watched: bool,
     ) -> None:
         self.name = name
@@ -90,13 +105,15 @@ class WorkerActor:
         self.places = tuple(places)
         self._shared_pool = shared_pool
         self._link = link
+        self._coordinator = coordinator
         self._watched = watched
+        self._report_is_awaited = False
         self._in_flight: list[tuple[RankPlace, PassResult]] | None = None
         self._start_is_due = False
         self._deadline: Envelope | None = None
         self._deadline_ms: float | None = None
 
-    def receive(self, message: Any, port: Port) -> Turn | None:
+    def receive(self, message: Any, port: Port) -> Turn | HandoffReply | None:
         kind = type(message)
         if kind is _PassEnd:
             return self._end_pass(port)
@@ -107,6 +124,10 @@ class WorkerActor:
         if kind is SubmitRequest:
             self._submit(message, port)
             return None
+        if kind is ReserveDestination:
+            return self._reserve(message, port)
+        if kind is ActivateDestination or kind is ReleaseSource:
+            return self._change_handoff(message, port)
         if kind is Begin:
             return self._begin(port)
         raise ProtocolError(f"{self.name}: no use for a {kind.__name__}")
@@ -145,7 +166,7 @@ class WorkerActor:
             self._publish_changes(place, port)
 
     def _submit(self, message: SubmitRequest, port: Port) -> None:
-        self.places[message.dp_rank].rank.submit(message.given)
+        self.places[message.dp_rank].rank.submit(message.given, message.handoff)
         port.publish(
             ev.RequestQueued(worker=self.worker, role=self.role, dp_rank=message.dp_rank, request=message.given.request)
         )
@@ -164,22 +185,24 @@ class WorkerActor:
                 result = yield from self._talk(place, place.rank.run_pass(now_ms), port)
                 end_ms = max(end_ms, result.end_ms)
                 results.append((place, result))
-        progress = False
-        for place, result in results:
-            progress = self._publish_start(place, result, port) or progress
         if end_ms > now_ms:
+            for place, result in results:
+                self._publish_start(place, result, port)
             self._in_flight = results
             if self._deadline is not None:
                 port.cancel(self._deadline)
                 self._deadline = self._deadline_ms = None
             port.send_self(_PassEnd(), phase=Phase.PASS_END, at_ms=end_ms)
             return
-        yield from self._show(results, port)
-        if not progress:
+        yield from self._close(results, port)
+        if not any(result.progress for _, result in results):
             # Nothing came of it: try again when something else has changed.
             port.no_effect()
             port.retry(_StartPass(), phase=Phase.START)
             self._start_is_due = True
+        for place, result in results:
+            self._publish_start(place, result, port)
+        self._show(results, port)
         self._plan(port)
 
     def _end_pass(self, port: Port) -> Turn:
@@ -187,8 +210,45 @@ class WorkerActor:
         if results is None:
             raise ProtocolError(f"{self.name}: a pass ends, but none is in flight")
         self._in_flight = None
-        yield from self._show(results, port)
+        yield from self._close(results, port)
+        self._show(results, port)
         self._plan(port)
+
+    def _close(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> Turn:
+        """Let the host tier and the reservations of each rank take their part of a pass end."""
+        for place, result in results:
+            yield from self._talk(place, place.rank.end_pass(), port)
+            result.reports.extend(place.rank.try_reservation())
+
+    def _reserve(self, message: ReserveDestination, port: Port) -> HandoffReply:
+        place = self.places[message.dp_rank]
+        reply = place.rank.reserve_destination(message.handoff, message.given, idle=self._in_flight is None)
+        self._publish_reports(place, reply.reports, port)
+        self._after_command(place, port)
+        return reply
+
+    def _change_handoff(self, message: ActivateDestination | ReleaseSource, port: Port) -> HandoffReply:
+        if self._in_flight is not None:
+            self._report_is_awaited = True
+            return HandoffReply(busy=True)
+        place = self.places[message.dp_rank]
+        who: dict[str, Any] = {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
+        who["handoff"] = message.handoff
+        if isinstance(message, ActivateDestination):
+            request = place.rank.activate_destination(message.handoff)
+            port.publish(handoff_events.DestinationActivated(request=request, **who))
+        else:
+            request = place.rank.release_source(message.handoff)
+            port.publish(handoff_events.SourceReleased(request=request, canceled=message.canceled, **who))
+        reports = place.rank.try_reservation()
+        self._publish_reports(place, reports, port)
+        self._after_command(place, port)
+        return HandoffReply(reports=reports)
+
+    def _after_command(self, place: RankPlace, port: Port) -> None:
+        if self._in_flight is None:
+            self._publish_changes(place, port)
+            self._plan(port)
 
     def _hear_of_transfers(self, by_deadline: bool, port: Port) -> Turn:
         if by_deadline:
@@ -209,13 +269,13 @@ class WorkerActor:
 
     # -- showing
 
-    def _publish_start(self, place: RankPlace, result: PassResult, port: Port) -> bool:
-        """Publish what shows at the start of a pass. Returns whether the pass makes progress."""
+    def _publish_start(self, place: RankPlace, result: PassResult, port: Port) -> None:
+        """Publish what shows at the start of a pass; of a pass that comes to nothing, only what it preempted."""
         who: dict[str, Any] = {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
         for request in result.preempted:
             port.publish(ev.RequestPreempted(request=request, **who))
         if not result.progress:
-            return False
+            return
         for admission in result.admissions:
             port.publish(
                 ev.RequestAdmitted(
@@ -237,25 +297,44 @@ class WorkerActor:
                 **who,
             )
         )
-        return True
 
-    def _show(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> Turn:
+    def _show(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> None:
         """Make passes visible, rank by rank: KV events first, then tokens and ends."""
         for place, _ in results:
-            yield from self._talk(place, place.rank.end_pass(), port)
             self._publish_changes(place, port)
+        reports: list[HandoffReport] = []
+        # A prefill rank's token and its end of work are the hand-off's, not the request's.
+        hands_over = self.role == WorkerRole.PREFILL
         for place, result in results:
             if not result.progress:
                 continue
             who: dict[str, Any] = {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
-            emitted = tuple(output.request for output in result.outputs if output.emitted)
+            emitted = () if hands_over else tuple(output.request for output in result.outputs if output.emitted)
             port.publish(
                 ev.PassEnded(pass_idx=place.pass_idx, emitted=emitted, prefill_tokens=result.prefill_tokens, **who)
             )
             place.pass_idx += 1
             for output in result.outputs:
-                if output.status is not None:
-                    port.publish(ev.RequestEnded(request=output.request, status=output.status.value, **who))
+                if output.status is None or (hands_over and output.status is RequestStatus.COMPLETED):
+                    continue
+                port.publish(ev.RequestEnded(request=output.request, status=output.status.value, **who))
+            self._publish_reports(place, result.reports, port)
+            reports.extend(result.reports)
+        if self._coordinator is not None and (reports or self._report_is_awaited):
+            self._report_is_awaited = False
+            port.send(self._coordinator, WorkerReport(self.name, tuple(reports)), phase=Phase.REPORT)
+
+    def _publish_reports(self, place: RankPlace, reports: Sequence[HandoffReport], port: Port) -> None:
+        who: dict[str, Any] = {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
+        for report in reports:
+            if isinstance(report, SourceIsHeld):
+                port.publish(handoff_events.SourceHeld(request=report.request, handoff=report.handoff, **who))
+            elif isinstance(report, DestinationIsReserved):
+                port.publish(
+                    handoff_events.DestinationReserved(
+                        request=report.request, handoff=report.handoff, fresh_blocks=report.fresh_blocks, **who
+                    )
+                )
 
     def _publish_changes(self, place: RankPlace, port: Port) -> None:
         """Publish the rank's KV events: its passes' device changes, host changes, then restored device blocks."""

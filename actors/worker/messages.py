@@ -1,4 +1,4 @@
-"""What a worker is told."""
+"""What a worker is told, and what it reports of hand-offs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,85 @@ from g2sim.actors.worker.sequence import RankRequest
 
 @attrs.frozen(slots=True)
 class SubmitRequest:
-    """Queue a request on one rank."""
+    """Queue a request on one rank; on a prefill rank as the source of hand-off ``handoff``."""
 
     dp_rank: int
     given: RankRequest
+    handoff: int | None = None
+
+
+@attrs.frozen(slots=True)
+class ReserveDestination:
+    """Set blocks aside for a hand-off's prompt, now or when there is room. Reply: ``HandoffReply``."""
+
+    dp_rank: int
+    handoff: int
+    given: RankRequest
+
+
+@attrs.frozen(slots=True)
+class ActivateDestination:
+    """The KV has arrived: queue the request with its blocks. Reply: ``HandoffReply``."""
+
+    dp_rank: int
+    handoff: int
+
+
+@attrs.frozen(slots=True)
+class ReleaseSource:
+    """Give a held source's blocks back; ``canceled`` if the hand-off failed. Reply: ``HandoffReply``."""
+
+    dp_rank: int
+    handoff: int
+    canceled: bool
+
+
+@attrs.frozen(slots=True)
+class SourceIsHeld:
+    """A prefill source is done; its blocks stay until it is released."""
+
+    handoff: int
+    request: int
+
+
+@attrs.frozen(slots=True)
+class SourceIsRejected:
+    """A prefill rank will not run this request; the hand-off is over."""
+
+    handoff: int
+    request: int
+
+
+@attrs.frozen(slots=True)
+class DestinationIsReserved:
+    """A decode destination has all its prompt blocks; ``fresh_blocks`` of them have no KV yet."""
+
+    handoff: int
+    request: int
+    fresh_blocks: int
+
+
+HandoffReport = SourceIsHeld | SourceIsRejected | DestinationIsReserved
+
+
+@attrs.frozen(slots=True)
+class HandoffReply:
+    """Answer to a hand-off command.
+
+    Attributes:
+        busy: a pass is in flight, so nothing was done; the worker reports when it has ended.
+        refused: why the command can never be carried out, None if it can.
+        reports: what came of it.
+    """
+
+    busy: bool = False
+    refused: str | None = None
+    reports: tuple[HandoffReport, ...] = ()
+
+
+@attrs.frozen(slots=True)
+class WorkerReport:
+    """Sent by a worker to the coordinator when a pass has ended: it is free now, and this has become of hand-offs."""
+
+    actor: str
+    reports: tuple[HandoffReport, ...]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, MutableSequence
 from typing import Any
 
 import attrs
@@ -36,6 +36,13 @@ from g2sim.actors.host_pool.messages import (
 )
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.device_pool import DevicePool, Reservation
+from g2sim.actors.worker.messages import (
+    DestinationIsReserved,
+    HandoffReply,
+    HandoffReport,
+    SourceIsHeld,
+    SourceIsRejected,
+)
 from g2sim.actors.worker.sequence import Load, RankRequest, Sequence, SequenceState
 from g2sim.actors.worker.timing import PassTimer
 from g2sim.bus.errors import InvariantViolation
@@ -82,25 +89,6 @@ class Output:
     request: int
     emitted: bool
     status: RequestStatus | None
-
-
-@attrs.frozen(slots=True)
-class SourceHeld:
-    """A prefill source is done; its blocks stay until it is released."""
-
-    handoff: int
-    prompt_tokens: int
-
-
-@attrs.frozen(slots=True)
-class DestinationReserved:
-    """A decode destination has all its prompt blocks; ``fresh_blocks`` of them have no KV yet."""
-
-    handoff: int
-    fresh_blocks: int
-
-
-HandoffReport = SourceHeld | DestinationReserved
 
 
 class PassResult:
@@ -226,6 +214,71 @@ class Rank:
     def ready(self) -> bool:
         """Whether a pass is worth starting."""
         return bool(self.running or self.queue) or self._retry_due or any(not seq.asleep for seq in self.connector)
+
+    # -- hand-off
+
+    def reserve_destination(self, handoff: int, given: RankRequest, *, idle: bool) -> HandoffReply:
+        """Join the pending destinations; tried at once on an ``idle`` rank, else at the next pass end."""
+        sequence = Sequence(given, self._take_order(), handoff)
+        limit = self.config.max_model_len_tokens
+        if limit is not None and sequence.prompt_tokens >= limit:
+            return HandoffReply(refused=f"a prompt of {sequence.prompt_tokens} tokens, but max_model_len is {limit}")
+        blocks = self._blocks(sequence.prompt_tokens)
+        if blocks > self.config.gpu_blocks:
+            return HandoffReply(refused=f"a prompt of {blocks} blocks, but there are {self.config.gpu_blocks}")
+        self._pending.append(_Destination(handoff, sequence))
+        return HandoffReply(reports=self.try_reservation() if idle else ())
+
+    def try_reservation(self) -> tuple[HandoffReport, ...]:
+        """Reserve for the oldest pending destination if something has changed since it was refused; at most one."""
+        self._retry_due = False
+        if not self._pending:
+            return ()
+        head = self._pending[0]
+        if len(self.running) >= self._max_seqs:
+            head.tried_at = self._generation
+            return ()
+        if head.tried_at == self._generation:
+            return ()
+        head.tried_at = self._generation
+        sequence = head.sequence
+        blocks = self._blocks(sequence.prompt_tokens)
+        found = self.pool.match(sequence.chain.sequence_hashes)[0] if self.config.prefix_caching else 0
+        hits = [self._primary(hash_) for hash_ in sequence.hashes[:found]]
+        reserved = self.pool.reserve(hits, blocks - found)
+        if reserved is None:
+            return ()
+        reservation, removed = reserved
+        self._note_removed(removed)
+        if self.pool.still_copied_out(reservation):
+            # The memory is still being read; the end of that copy is progress, and then this is tried again.
+            self.pool.cancel(reservation)
+            return ()
+        self._pending.popleft()
+        self._reserved[head.handoff] = (sequence, reservation)
+        return (DestinationIsReserved(head.handoff, sequence.request, blocks - found),)
+
+    def activate_destination(self, handoff: int) -> int:
+        """Turn a reservation into the request's blocks and queue it by its order of reservation. Returns the request.
+
+        To be followed by ``try_reservation``.
+        """
+        sequence, reservation = self._reserved.pop(handoff)
+        active = self.pool.active_blocks
+        self._materialise(sequence, reservation, self._blocks(sequence.prompt_tokens), self.device_changes)
+        sequence.computed = sequence.prompt_tokens
+        _insert_by_order(self.queue, sequence)
+        _insert_by_order(self._materialised, sequence)
+        if self.pool.active_blocks < active:
+            self._generation += 1
+        return sequence.request
+
+    def release_source(self, handoff: int) -> int:
+        """Give the blocks of a held source back. Returns the request. To be followed by ``try_reservation``."""
+        sequence = self._held.pop(handoff)
+        self._release_blocks(sequence)
+        self._generation += 1
+        return sequence.request
 
     # -- the pass
 
@@ -464,7 +517,7 @@ class Rank:
         if self.role is WorkerRole.PREFILL and seq.handoff is not None:
             seq.state = SequenceState.HELD
             self._held[seq.handoff] = seq
-            result.reports.append(SourceHeld(seq.handoff, seq.prompt_tokens))
+            result.reports.append(SourceIsHeld(seq.handoff, seq.request))
             return
         self._release_blocks(seq)
 
@@ -474,6 +527,8 @@ class Rank:
         if seq.blocks:
             raise InvariantViolation(f"request {seq.request} is rejected while it owns blocks")
         result.outputs.append(Output(seq.request, False, RequestStatus.REJECTED))
+        if seq.handoff is not None:
+            result.reports.append(SourceIsRejected(seq.handoff, seq.request))
 
     def _release_blocks(self, seq: Sequence) -> None:
         for block in reversed(seq.blocks):
@@ -680,10 +735,18 @@ class Rank:
 
     def waiting(self) -> list[str]:
         """One line for each request on this rank, and what it waits for."""
-        lines = [f"request {seq.request} is running, {self._left(seq)} tokens left" for seq in self.running]
+        room = f"{self.pool.available_blocks} of {self.config.gpu_blocks} GPU blocks available"
+        lines = [
+            f"request {seq.request} holds {len(seq.blocks)} blocks for its hand-off" for seq in self._held.values()
+        ]
+        for seq, _ in self._reserved.values():
+            lines.append(f"request {seq.request} waits for its KV, its blocks are reserved")
+        for head in self._pending:
+            needed = self._blocks(head.sequence.prompt_tokens)
+            lines.append(f"request {head.sequence.request} waits for a reservation of {needed} GPU blocks ({room})")
+        lines += [f"request {seq.request} is running, {self._left(seq)} tokens left" for seq in self.running]
         for seq in [*self.connector, *self.queue]:
             needed = self._blocks(seq.known)
-            room = f"{self.pool.available_blocks} of {self.config.gpu_blocks} GPU blocks available"
             if seq.load is not None and not seq.load.done:
                 lines.append(f"request {seq.request} waits for {len(seq.load.keys)} blocks from the host tier")
             elif seq.asleep:
@@ -701,6 +764,12 @@ class Rank:
             else:
                 lines.append(f"request {seq.request} waits for {needed} GPU blocks ({len(seq.blocks)} its own; {room})")
         return lines
+
+
+def _insert_by_order(sequences: MutableSequence[Sequence], new: Sequence) -> None:
+    """Put a sequence before the first one with a larger order number."""
+    at = next((idx for idx, other in enumerate(sequences) if other.order > new.order), len(sequences))
+    sequences.insert(at, new)
 
 
 def _stored_runs(seq: Sequence, positions: Iterable[int]) -> list[DeviceChange]:

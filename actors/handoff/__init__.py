@@ -1,0 +1,1 @@
+"""The prefill/decode hand-off: who holds a prompt's KV when, and how it gets from one pool to the other."""

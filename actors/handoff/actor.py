@@ -1,0 +1,247 @@
+"""The hand-off coordinator: the order in which prompts move from prefill to decode ranks.
+
+Owns: the deployment's one queue of hand-off actions, transfers, and who is waited for.
+Refuses to know: how a rank reserves, activates or releases (it is asked), and how a router chooses.
+
+Each hand-off goes: submit to a prefill rank, source held, reserve on a decode rank, transfer, activate, release the
+source. Every action's outcome puts the next one at the end of the queue. An action that meets a worker with a pass in
+flight is parked with it, and goes to the end of the queue when that pass has ended.
+
+Source: offline replay of aisimulate-core 0.13.0; recordings ``pd_*`` in tests/oracle.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from g2sim.actors.config import HandoffConfig, TransferTiming, WorkerRole
+from g2sim.actors.handoff import events as ev
+from g2sim.actors.phases import Phase
+from g2sim.actors.router.messages import ChooseRank, PlaceRequest
+from g2sim.actors.router.policy import Placement
+from g2sim.actors.traffic.request import RequestStatus
+from g2sim.actors.worker.events import RequestEnded
+from g2sim.actors.worker.messages import (
+    ActivateDestination,
+    HandoffReply,
+    HandoffReport,
+    ReleaseSource,
+    ReserveDestination,
+    SourceIsHeld,
+    SourceIsRejected,
+    SubmitRequest,
+    WorkerReport,
+)
+from g2sim.actors.worker.sequence import RankRequest
+from g2sim.bus.errors import ProtocolError
+from g2sim.bus.kernel import Ask, Port, Turn
+
+
+class _Step(enum.Enum):
+    SUBMIT = "submit"
+    RESERVE = "reserve"
+    TRANSFER = "transfer"
+    ACTIVATE = "activate"
+    RELEASE = "release"
+    CANCEL_SOURCE = "cancel source"
+
+
+@attrs.frozen(slots=True)
+class _Work:
+    """Work off the queue of actions."""
+
+
+@attrs.frozen(slots=True)
+class _TransfersEnd:
+    """Timer of the next transfer."""
+
+
+class _Handoff:
+    """One hand-off under way. ``fresh_blocks`` is what the destination lacked."""
+
+    __slots__ = ("destination", "fresh_blocks", "given", "number", "source")
+
+    def __init__(self, number: int, given: RankRequest) -> None:
+        self.number = number
+        self.given = given
+        self.source: Placement | None = None
+        self.destination: Placement | None = None
+        self.fresh_blocks = 0
+
+
+def transfer_delay_ms(tokens: int, config: HandoffConfig) -> float:
+    """How long the KV of ``tokens`` tokens takes [ms]; 0 without a size or a bandwidth.
+
+    The products and quotients are taken from left to right; the result is not rounded to nanoseconds.
+    """
+    if not config.bytes_per_token or not config.gb_per_s:
+        return 0.0
+    return float(tokens) * float(config.bytes_per_token) / (config.gb_per_s * 1e9) * 1000.0
+
+
+class HandoffCoordinator:
+    """See the module's text.
+
+    Args:
+        config: size and rate of transfers.
+        block_size_tokens: tokens per block.
+        workers: role -> actor names by worker number.
+        routers: role -> name of the router that places for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: HandoffConfig,
+        block_size_tokens: int,
+        workers: Mapping[WorkerRole, Sequence[str]],
+        routers: Mapping[WorkerRole, str],
+    ) -> None:
+        self._config = config
+        self._block_size = block_size_tokens
+        self._workers = workers
+        self._routers = routers
+        self._handoffs: dict[int, _Handoff] = {}
+        self._arrived = 0
+        self._actions: deque[tuple[_Step, _Handoff]] = deque()
+        self._parked: dict[str, list[tuple[_Step, _Handoff]]] = {}
+        self._transfers: list[tuple[float, int]] = []
+        self._work_is_due = False
+
+    def receive(self, message: Any, port: Port) -> Turn | None:
+        kind = type(message)
+        if kind is _Work:
+            return self._work_off(port)
+        if kind is WorkerReport:
+            self._actions.extend(self._parked.pop(message.actor, ()))
+            self._take(message.reports)
+        elif kind is PlaceRequest:
+            self._arrived += 1
+            handoff = self._handoffs[self._arrived] = _Handoff(self._arrived, message.given)
+            self._actions.append((_Step.SUBMIT, handoff))
+        elif kind is _TransfersEnd:
+            if not self._transfers or self._transfers[0][0] > port.now_ms:
+                port.no_effect()  # another transfer's timer of this instant has taken them all
+            while self._transfers and self._transfers[0][0] <= port.now_ms:
+                _, number = heapq.heappop(self._transfers)
+                self._actions.append((_Step.ACTIVATE, self._handoffs[number]))
+        else:
+            raise ProtocolError(f"hand-off coordinator: no use for a {kind.__name__}")
+        if self._actions and not self._work_is_due:
+            port.send_self(_Work(), phase=Phase.HANDOFF)
+            self._work_is_due = True
+        return None
+
+    def waiting(self) -> Sequence[str]:
+        return [
+            f"request {handoff.given.request}: {step.value} waits for {actor}"
+            for actor, actions in self._parked.items()
+            for step, handoff in actions
+        ]
+
+    def _work_off(self, port: Port) -> Turn:
+        self._work_is_due = False
+        while self._actions:
+            step, handoff = self._actions.popleft()
+            if step is _Step.SUBMIT:
+                yield from self._submit(handoff)
+            elif step is _Step.RESERVE:
+                yield from self._reserve(handoff, port)
+            elif step is _Step.TRANSFER:
+                self._transfer(handoff, port)
+            elif step is _Step.ACTIVATE:
+                yield from self._activate(handoff)
+            else:
+                yield from self._release(step, handoff)
+
+    def _submit(self, handoff: _Handoff) -> Turn:
+        given = handoff.given
+        source: Placement = yield Ask(self._routers[WorkerRole.PREFILL], ChooseRank(given))
+        handoff.source = source
+        # Prefill makes at most the first token; the decode side makes it again.
+        prefill_only = attrs.evolve(given, output_tokens=min(given.output_tokens, 1))
+        yield Ask(
+            self._workers[WorkerRole.PREFILL][source.worker],
+            SubmitRequest(source.dp_rank, prefill_only, handoff.number),
+        )
+
+    def _reserve(self, handoff: _Handoff, port: Port) -> Turn:
+        chosen: Placement = yield Ask(self._routers[WorkerRole.DECODE], ChooseRank(handoff.given))
+        handoff.destination = chosen
+        reply: HandoffReply = yield Ask(
+            self._workers[WorkerRole.DECODE][chosen.worker],
+            ReserveDestination(chosen.dp_rank, handoff.number, handoff.given),
+        )
+        if reply.refused is not None:
+            where: dict[str, Any] = {
+                "worker": chosen.worker,
+                "role": WorkerRole.DECODE.value,
+                "dp_rank": chosen.dp_rank,
+            }
+            request = handoff.given.request
+            port.publish(ev.HandoffFailed(request=request, handoff=handoff.number, reason=reply.refused, **where))
+            port.publish(RequestEnded(request=request, status=RequestStatus.FAILED.value, **where))
+            self._actions.append((_Step.CANCEL_SOURCE, handoff))
+            return
+        self._take(reply.reports)
+
+    def _transfer(self, handoff: _Handoff, port: Port) -> None:
+        tokens = handoff.given.prompt.length
+        if self._config.timing is TransferTiming.DESTINATION_MISSING:
+            tokens = handoff.fresh_blocks * self._block_size
+        delay_ms = transfer_delay_ms(tokens, self._config)
+        end_ms = port.now_ms + delay_ms
+        port.publish(
+            ev.TransferStarted(request=handoff.given.request, handoff=handoff.number, tokens=tokens, end_ms=end_ms)
+        )
+        if delay_ms > 0.0:
+            heapq.heappush(self._transfers, (end_ms, handoff.number))
+            port.send_self(_TransfersEnd(), phase=Phase.TRANSFER_END, at_ms=end_ms)
+        else:
+            self._actions.append((_Step.ACTIVATE, handoff))
+
+    def _activate(self, handoff: _Handoff) -> Turn:
+        placement = _known(handoff.destination)
+        actor = self._workers[WorkerRole.DECODE][placement.worker]
+        reply: HandoffReply = yield Ask(actor, ActivateDestination(placement.dp_rank, handoff.number))
+        if reply.busy:
+            self._parked.setdefault(actor, []).append((_Step.ACTIVATE, handoff))
+            return
+        self._actions.append((_Step.RELEASE, handoff))
+        self._take(reply.reports)
+
+    def _release(self, step: _Step, handoff: _Handoff) -> Turn:
+        placement = _known(handoff.source)
+        actor = self._workers[WorkerRole.PREFILL][placement.worker]
+        reply: HandoffReply = yield Ask(
+            actor, ReleaseSource(placement.dp_rank, handoff.number, step is _Step.CANCEL_SOURCE)
+        )
+        if reply.busy:
+            self._parked.setdefault(actor, []).append((step, handoff))
+            return
+        del self._handoffs[handoff.number]
+        self._take(reply.reports)
+
+    def _take(self, reports: Sequence[HandoffReport]) -> None:
+        """Queue what follows from what ranks report."""
+        for report in reports:
+            if isinstance(report, SourceIsRejected):
+                del self._handoffs[report.handoff]
+            elif isinstance(report, SourceIsHeld):
+                self._actions.append((_Step.RESERVE, self._handoffs[report.handoff]))
+            else:
+                handoff = self._handoffs[report.handoff]
+                handoff.fresh_blocks = report.fresh_blocks
+                self._actions.append((_Step.TRANSFER, handoff))
+
+
+def _known(placement: Placement | None) -> Placement:
+    if placement is None:
+        raise ProtocolError("a hand-off goes on before its rank was chosen")
+    return placement
