@@ -71,6 +71,8 @@ def run_scenario(
     overwrite: bool = False,
     verify: bool = False,
     progress: Progress | None = None,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
+    on_record: Callable[[Record], None] | None = None,
     driver: type[TrioDriver] | type[InlineDriver] = TrioDriver,
 ) -> RunResult:
     """Run a scenario and write its run folder.
@@ -80,6 +82,7 @@ def run_scenario(
         overwrite: replace what is at ``folder``.
         verify: compare the actors' own state with the fold of the log at every pass end and at the end.
         progress: see ``Progress``.
+        on_row, on_record: take each request's row and each record, as they go into the files.
         driver: how actors are executed; the result is the same.
     Raises: ConfigError for bad input or an output that is in the way, Deadlock and other SimErrors for a failed run.
     """
@@ -89,13 +92,21 @@ def run_scenario(
     verifier = Verifier(cluster.workers, cluster.host_pools) if verify else None
     outputs = _Outputs(folder, overwrite, scenario)
     try:
-        fold = ReportFold(_run_info(scenario, scenario.seed, program_version()), outputs.add_row)
+
+        def add_row(row: dict[str, Any]) -> None:
+            outputs.add_row(row)
+            if on_row is not None:
+                on_row(row)
+
+        fold = ReportFold(_run_info(scenario, scenario.seed, program_version()), add_row)
         kernel.add_sink(fold.apply)
         if folder is not None:
             kernel.add_sink(outputs.add_record)
         if verifier is not None:
             kernel.add_sink(verifier.record)
             kernel.observe_turns(verifier.turn_ended)
+        if on_record is not None:
+            kernel.add_sink(on_record)
         if progress is not None:
             kernel.add_sink(_ProgressSink(progress, traffic.driver.total_requests))
         kernel.publish(RUN_SOURCE, RunStarted(agentic=traffic.agentic, play_ids=traffic.play_ids, notes=traffic.notes))

@@ -218,12 +218,12 @@ def load_scenario(path: Path) -> Scenario:
     Raises: ConfigError with the file and the line, also if the trace that it names does not exist.
     """
     document = read_file(path)
-    scenario = from_document(document, base_dir=path.parent, name=path.stem)
+    name = path.stem.encode(errors="replace").decode()  # a file name need not be text
+    scenario = from_document(document, base_dir=path.parent, name=name)
     if scenario.trace_path is not None and not scenario.trace_path.exists():
         raise document.error(
             ("traffic", "source", "paths", 0),
-            problem="no such file or directory",
-            got=str(scenario.trace_path),
+            problem=f"no such file or directory: {scenario.trace_path}",
             hint="paths are relative to the scenario file",
         )
     return scenario

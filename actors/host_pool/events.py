@@ -63,17 +63,21 @@ class StoreSubmitted:
 
 @event("hp.land")
 class StoreLanded:
-    """A store's copy completed: its blocks are resident."""
+    """A store's copy was found complete: its blocks are resident.
+
+    ``ended_ms`` is when the copy ended. A private tier looks at its rank's ticks only, so that can be earlier.
+    """
 
     pool: str
     transfer: int
+    ended_ms: float
 
 
 @event("hp.retry")
 class StorePutOff:
-    """No room for a request's blocks in this pass; tried again in its next one.
+    """No room for the blocks of a request that the pool lacks; tried again in the request's next pass.
 
-    ``never_fits``: the blocks exceed the whole capacity, so no retry can succeed.
+    ``never_fits``: what was offered, known blocks included, exceeds the whole capacity, so no retry can succeed.
     """
 
     pool: str
@@ -101,7 +105,8 @@ class LoadQueued:
 
 @event("hp.done")
 class LoadFinished:
-    """A restore's copy completed: its pins are given back."""
+    """A restore's copy was found complete: its pins are given back. ``ended_ms`` as in ``StoreLanded``."""
 
     pool: str
     transfer: int
+    ended_ms: float

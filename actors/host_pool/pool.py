@@ -222,7 +222,7 @@ class HostPool:
                     role=joined.role,
                     dp_rank=joined.dp_rank,
                     request=message.request,
-                    block_hashes=wanted,
+                    block_hashes=tuple(keys[position] for position in missing),
                     never_fits=len(wanted) > self.capacity_blocks,
                 )
             )
@@ -281,12 +281,12 @@ class HostPool:
             is_load = transfer.direction is Direction.HOST_TO_DEVICE
             if is_load:
                 self._unpin(transfer.block_hashes)
-                self.outbox.append(ev.LoadFinished(pool=self.name, transfer=number))
+                self.outbox.append(ev.LoadFinished(pool=self.name, transfer=number, ended_ms=end_ms))
             else:
                 for hash_ in transfer.block_hashes:
                     self._entries[hash_].resident = True
                 self._make_youngest(transfer.block_hashes)
-                self.outbox.append(ev.StoreLanded(pool=self.name, transfer=number))
+                self.outbox.append(ev.StoreLanded(pool=self.name, transfer=number, ended_ms=end_ms))
                 for run in self._runs(transfer.block_hashes):
                     self._announce(run)
             client = self._clients.get(transfer.client)

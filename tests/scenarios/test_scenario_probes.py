@@ -6,11 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from scenario_values import ORACLE, Values, refusal, without_rule
+from scenario_values import ORACLE, Values, refusal
 from translate import call_from_rank, scenario_from_call
 
 from g2sim.bus.errors import shorten
-from g2sim.scenarios import support
 from g2sim.scenarios.schema import Scenario
 
 SCHEDULER: dict[str, Any] = json.loads((ORACLE / "sched-validation.json").read_text())
@@ -111,11 +110,6 @@ OPTIONS_REFUSED = {
 """Recorded refusals that are about options; all others are about rows of a trace, which nobody reads here."""
 
 
-@pytest.fixture
-def roles_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "RULES", without_rule("disaggregated"))
-
-
 def translated(call: Values, trace_format: str | None = "mooncake") -> Values:
     return scenario_from_call(call, trace_path="t.jsonl", trace_format=trace_format)
 
@@ -151,13 +145,6 @@ class TestProbes:
     def test_every_probe_is_in_the_table_of_this_test(self) -> None:
         refused = {*(name.split("=")[0] for name in PROBES), *(name for name in HOST if not HOST[name]["accepted"])}
         assert refused == set(SAID)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, probe in {**PROBES, **HOST}.items() if "prefill_engine_args" in probe["call"]]
-)
-def test_separate_roles_are_refused_as_long_as_they_are_closed(name: str) -> None:
-    refusal(translated({**PROBES, **HOST}[name]["call"]))
 
 
 @pytest.mark.usefixtures("roles_opened")
@@ -211,9 +198,9 @@ def test_names_and_numbers_of_a_call_arrive() -> None:
     assert resolved["evaluation"]["sla"]["e2e_ms"] == 9.0
 
 
-def test_the_seats_of_a_call_are_256_for_every_role(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("roles_opened")
+def test_the_seats_of_a_call_are_256_for_every_role() -> None:
     """Scenario files give a prefill worker one seat; calls of the reference do not."""
-    monkeypatch.setattr(support, "RULES", without_rule("disaggregated"))
     arguments = {"engine": {"num_gpu_blocks": 8}}
     call = {"prefill_engine_args": arguments, "decode_engine_args": arguments}
     pools = Scenario.from_dict(translated(call)).deployment.pools
