@@ -20,7 +20,7 @@ class Phase(enum.IntEnum):
     PASS_END = 2
     """Passes end, and their results become visible; workers in order."""
     TICK_AFTER = 3
-    """Idle ranks hear of transfers that those pass ends let end (aggregated deployments only)."""
+    """Idle ranks hear of transfers that those pass ends let end."""
     REPORT = 4
     """The hand-off coordinator hears of ended passes and of arrivals."""
     TRANSFER_END = 5

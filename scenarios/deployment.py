@@ -88,7 +88,7 @@ def build_cluster(deployment: DeploymentConfig, driver: TrafficDriver, *, seed: 
     if shared is not None:
         pool = _shared_pool(shared)
         host_pools[SHARED_POOL] = pool
-        kernel.register(SHARED_POOL, HostPoolActor(pool, tick_after_pass_ends=not deployment.disaggregated))
+        kernel.register(SHARED_POOL, HostPoolActor(pool))
 
     coordinator = HANDOFF if deployment.disaggregated else None
     made: dict[str, workers.WorkerActor] = {}

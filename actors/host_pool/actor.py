@@ -23,13 +23,10 @@ class HostPoolActor:
 
     Args:
         pool: the pool's state.
-        tick_after_pass_ends: ranks that a pass end made due are told before requests arrive at that instant
-            (aggregated deployments), not in the next round.
     """
 
-    def __init__(self, pool: HostPool, *, tick_after_pass_ends: bool) -> None:
+    def __init__(self, pool: HostPool) -> None:
         self.pool = pool
-        self._tick_after_pass_ends = tick_after_pass_ends
         self._told: set[str] = set()
         self._timer: Envelope | None = None
         self._timer_ms: float | None = None
@@ -37,14 +34,15 @@ class HostPoolActor:
     def receive(self, message: Any, port: Port) -> Any:
         asker: str | None = None
         reply: Any = None
-        if type(message) is _TransferEvent:
-            # Moving bytes shows nobody anything; what it ends is shown by the ranks that hear of it.
-            self._timer = self._timer_ms = None
-            self.pool.advance(port.now_ms)
+        by_timer = type(message) is _TransferEvent
+        if by_timer:
+            # Idle ranks look now, and that moves the pool. When all are busy nobody looks before a pass ends, so the
+            # pool does not move either, and this timer stays spent.
+            self._timer = None
             port.no_effect()
         else:
             reply = self.pool.serve(message, port.now_ms)
-            asker = self.pool.actor_of(message.client) if self.pool.is_client(message.client) else None
+            asker = self.pool.actor_of(message.client)
             if asker is not None:
                 self._told.discard(asker)
         outbox = self.pool.outbox
@@ -52,21 +50,23 @@ class HostPoolActor:
             for event in outbox:
                 port.publish(event)
             outbox.clear()
-        self._tell_the_others(asker, port)
+        for client in self.pool.clients() if by_timer else self.pool.untold():
+            self._tell(client, asker, by_timer, port)
         self._set_timer(port)
         return reply
 
     def waiting(self) -> Sequence[str]:
         return self.pool.transfers_under_way()
 
-    def _tell_the_others(self, asker: str | None, port: Port) -> None:
-        for client in self.pool.untold():
-            actor = self.pool.actor_of(client)
-            if actor == asker or actor in self._told:
-                continue
-            self._told.add(actor)
-            after = self._tick_after_pass_ends and Phase.TICK < port.phase <= Phase.TICK_AFTER
-            port.send(actor, HostProgress(), phase=Phase.TICK_AFTER if after else Phase.TICK)
+    def _tell(self, client: int, asker: str | None, by_timer: bool, port: Port) -> None:
+        actor = self.pool.actor_of(client)
+        if actor is None or actor == asker or actor in self._told:
+            return
+        self._told.add(actor)
+        due = by_timer or self.pool.has_progress(client)
+        # What a pass end lets end is heard of before requests arrive at that instant, not in the next round.
+        after = Phase.TICK < port.phase <= Phase.TICK_AFTER
+        port.send(actor, HostProgress(due), phase=Phase.TICK_AFTER if after else Phase.TICK)
 
     def _set_timer(self, port: Port) -> None:
         next_ms = self.pool.next_event_ms()

@@ -129,7 +129,13 @@ class PassBoundary:
 
 @attrs.frozen(slots=True)
 class HostProgress:
-    """Sent by a pool to a client: something has ended, or changed, that the client has not been told."""
+    """Sent by a pool to a client's actor: look again.
+
+    ``due``: a transfer has ended or begun to move since the client last looked, so an idle rank acts at this instant;
+    otherwise only residency has changed, which is news for those who follow it.
+    """
+
+    due: bool
 
 
 @attrs.frozen(kw_only=True, slots=True)

@@ -330,12 +330,18 @@ class HostPool:
 
     # -- looking
 
-    def is_client(self, client: int) -> bool:
-        return client in self._clients
+    def clients(self) -> list[int]:
+        """All clients, in order of joining."""
+        return list(self._clients)
 
-    def actor_of(self, client: int) -> str:
-        """Name of the actor that a client belongs to."""
-        return self._clients[client].joined.actor
+    def has_progress(self, client: int) -> bool:
+        """Whether a transfer has ended since the client's last tick."""
+        return self._clients[client].seen != self._ended
+
+    def actor_of(self, client: int) -> str | None:
+        """Name of the actor that a client belongs to; None if it is no client (any more)."""
+        own = self._clients.get(client)
+        return None if own is None else own.joined.actor
 
     def has_work(self, client: int) -> bool:
         """Whether one of the client's transfers is under way or not yet told."""

@@ -119,8 +119,10 @@ class WorkerActor:
             return self._end_pass(port)
         if kind is _StartPass:
             return self._start_pass(port)
-        if kind is HostProgress or kind is _HostDeadline:
-            return self._hear_of_transfers(kind is _HostDeadline, port)
+        if kind is HostProgress:
+            return self._hear_of_transfers(self.places, message.due, port)
+        if kind is _HostDeadline:
+            return self._meet_deadline(port)
         if kind is SubmitRequest:
             self._submit(message, port)
             return None
@@ -136,6 +138,10 @@ class WorkerActor:
     def busy(self) -> bool:
         """Whether a pass is in flight."""
         return self._in_flight is not None
+
+    @property
+    def _ready(self) -> bool:
+        return any(place.rank.ready for place in self.places)
 
     def waiting(self) -> Sequence[str]:
         return [
@@ -174,7 +180,7 @@ class WorkerActor:
 
     def _start_pass(self, port: Port) -> Turn:
         self._start_is_due = False
-        if self._in_flight is not None:
+        if self._in_flight is not None or not self._ready:
             port.no_effect()
             return
         now_ms = port.now_ms
@@ -196,10 +202,11 @@ class WorkerActor:
             return
         yield from self._close(results, port)
         if not any(result.progress for _, result in results):
-            # Nothing came of it: try again when something else has changed.
             port.no_effect()
-            port.retry(_StartPass(), phase=Phase.START)
-            self._start_is_due = True
+            if self._ready:
+                # Nothing came of it: try again when something else has changed.
+                port.retry(_StartPass(), phase=Phase.START)
+                self._start_is_due = True
         for place, result in results:
             self._publish_start(place, result, port)
         self._show(results, port)
@@ -214,11 +221,19 @@ class WorkerActor:
         self._show(results, port)
         self._plan(port)
 
-    def _close(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> Turn:
-        """Let the host tier and the reservations of each rank take their part of a pass end."""
-        for place, result in results:
+    def _close(self, results: list[tuple[RankPlace, PassResult]], port: Port) -> Turn:
+        """Let the host tier and the reservations of every rank take their part of a pass end."""
+        by_rank = {place.dp_rank: result for place, result in results}
+        for place in self.places:
             yield from self._talk(place, place.rank.end_pass(), port)
-            result.reports.extend(place.rank.try_reservation())
+            reports = place.rank.try_reservation()
+            if not reports:
+                continue
+            if place.dp_rank not in by_rank:
+                # A rank that had no part in the pass can still reserve at its end.
+                by_rank[place.dp_rank] = PassResult()
+                results.append((place, by_rank[place.dp_rank]))
+            by_rank[place.dp_rank].reports.extend(reports)
 
     def _reserve(self, message: ReserveDestination, port: Port) -> HandoffReply:
         place = self.places[message.dp_rank]
@@ -250,31 +265,32 @@ class WorkerActor:
             self._publish_changes(place, port)
             self._plan(port)
 
-    def _hear_of_transfers(self, by_deadline: bool, port: Port) -> Turn:
-        if by_deadline:
-            self._deadline = self._deadline_ms = None
+    def _meet_deadline(self, port: Port) -> Turn:
+        self._deadline = self._deadline_ms = None
+        due = [place for place in self.places if _is_due(place, port.now_ms)]
+        return (yield from self._hear_of_transfers(due, True, port))
+
+    def _hear_of_transfers(self, places: Sequence[RankPlace], due: bool, port: Port) -> Turn:
         if self._in_flight is not None:
             port.no_effect()
             return
-        effect = False
-        for place in self.places:
-            if by_deadline and not _is_due(place, port.now_ms):
-                continue
-            reply = yield from self._talk(place, place.rank.tick(), port)
-            effect = effect or reply.progress or bool(reply.completions) or (self._watched and bool(reply.changes))
+        news = False
+        for place in places:
+            yield from self._talk(place, place.rank.tick(), port)
+            news = news or bool(place.rank.host_changes)
             self._publish_changes(place, port)
-        if not effect:
+        if not due and not (news and self._watched):
             port.no_effect()
         self._plan(port)
 
     # -- showing
 
     def _publish_start(self, place: RankPlace, result: PassResult, port: Port) -> None:
-        """Publish what shows at the start of a pass; of a pass that comes to nothing, only what it preempted."""
+        """Publish what shows at the start of a pass; of one that comes to nothing, only what it preempted."""
         who: dict[str, Any] = {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
         for request in result.preempted:
             port.publish(ev.RequestPreempted(request=request, **who))
-        if not result.progress:
+        if not result.is_pass:
             return
         for admission in result.admissions:
             port.publish(
@@ -300,7 +316,7 @@ class WorkerActor:
 
     def _show(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> None:
         """Make passes visible, rank by rank: KV events first, then tokens and ends."""
-        for place, _ in results:
+        for place in self.places:
             self._publish_changes(place, port)
         reports: list[HandoffReport] = []
         # A prefill rank's token and its end of work are the hand-off's, not the request's.
@@ -309,11 +325,12 @@ class WorkerActor:
             if not result.progress:
                 continue
             who: dict[str, Any] = {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
-            emitted = () if hands_over else tuple(output.request for output in result.outputs if output.emitted)
-            port.publish(
-                ev.PassEnded(pass_idx=place.pass_idx, emitted=emitted, prefill_tokens=result.prefill_tokens, **who)
-            )
-            place.pass_idx += 1
+            if result.is_pass:
+                emitted = () if hands_over else tuple(output.request for output in result.outputs if output.emitted)
+                port.publish(
+                    ev.PassEnded(pass_idx=place.pass_idx, emitted=emitted, prefill_tokens=result.prefill_tokens, **who)
+                )
+                place.pass_idx += 1
             for output in result.outputs:
                 if output.status is None or (hands_over and output.status is RequestStatus.COMPLETED):
                     continue
@@ -394,7 +411,7 @@ class WorkerActor:
         """After a turn that leaves the worker idle: see to it that it starts, and hears of its transfers, on time."""
         if self._in_flight is not None:
             return
-        if not self._start_is_due and any(place.rank.ready for place in self.places):
+        if not self._start_is_due and self._ready:
             port.send_self(_StartPass(), phase=Phase.START)
             self._start_is_due = True
         if self._shared_pool is not None or self._link is None:

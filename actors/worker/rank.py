@@ -118,9 +118,14 @@ class PassResult:
         self.end_ms = 0.0
 
     @property
+    def is_pass(self) -> bool:
+        """Whether anything was admitted, scheduled or put out; a preemption alone does not count."""
+        return bool(self.admissions or self.outputs or self.scheduled_requests)
+
+    @property
     def progress(self) -> bool:
-        """Whether anything happened that counts; a preemption alone does not."""
-        return bool(self.admissions or self.outputs or self.reports or self.scheduled_requests)
+        """Whether anything happened that counts, hand-offs included."""
+        return self.is_pass or bool(self.reports)
 
 
 class _Give(enum.Enum):
@@ -651,11 +656,10 @@ class Rank:
                 self._copy_out_ends_ms[transfer] = end_ms
         self._take_note(reply.after)
 
-    def tick(self) -> Generator[Any, Any, TickReply]:
+    def tick(self) -> HostTalk:
         """Hear from the host tier while no pass is in flight."""
         reply: TickReply = yield Tick(self.client)
         self._take_note(reply)
-        return reply
 
     def _take_note(self, reply: TickReply) -> None:
         self.host_changes.extend(reply.changes)

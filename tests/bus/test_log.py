@@ -713,8 +713,11 @@ def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of(*map(strategy_of, arguments))
     if origin is typing.Literal:
         return st.sampled_from(arguments)
+    if origin is dict:
+        return st.dictionaries(*map(strategy_of, arguments), max_size=5)
     if hint is Any:
-        return st.none() | st.text() | st.integers(INT_MIN, INT_MAX)
+        leaves = strategy_of(None | bool | int | float | str | bytes)
+        return st.recursive(leaves, lambda inner: st.tuples(inner, inner) | st.dictionaries(strategy_of(str), inner))
     plain: dict[Any, st.SearchStrategy[Any]] = {
         int: st.integers(INT_MIN, INT_MAX),
         float: st.floats(allow_nan=False, allow_infinity=False),
