@@ -656,6 +656,11 @@ class TestWhatIsBuilt:
         assert values == before
         assert expected.trace_path == Path("/b/t")
 
+    @pytest.mark.parametrize(("size", "blocks"), [(4000, 1), (7999, 1), (8000, 2), (4000 * (2**31 - 1), 2**31 - 1)])
+    def test_a_capacity_in_bytes_is_whole_blocks(self, size: int, blocks: int) -> None:
+        values = changed(aggregated(), {AGG + "kv_cache.capacity": {"type": "fixed", "bytes": size}})
+        assert Scenario.from_dict(values).deployment.pools[0].rank.gpu_blocks == blocks
+
     def test_layout_id_of_a_shared_tier_has_a_default_and_a_private_one_has_none(self) -> None:
         for scope, layout in (("cluster_shared", "default"), ("dp_rank_local", None)):
             host = Scenario.from_dict(with_host(scope)).deployment.pools[0].rank.host

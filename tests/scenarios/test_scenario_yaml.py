@@ -240,8 +240,28 @@ def test_as_many_values_and_levels_as_the_bounds_say_are_read() -> None:
     """Each key and each value counts, and so do the mapping and the list."""
     assert len(read_yaml(f"a: [{'1,' * (MAX_VALUES - 3)}]\n", "s").values["a"]) == MAX_VALUES - 3
     yaml_error(f"a: [{'1,' * (MAX_VALUES - 2)}]\n")
-    read_yaml(f"a: {'[' * (MAX_DEPTH - 1)}1{']' * (MAX_DEPTH - 1)}\n", "s")
-    yaml_error(f"a: {'[' * MAX_DEPTH}1{']' * MAX_DEPTH}\n")
+    read_json(f'{{"a": [{",".join("1" * (MAX_VALUES - 2))}]}}', "s")
+    json_error(f'{{"a": [{",".join("1" * (MAX_VALUES - 1))}]}}')
+    for mapping in (False, True):
+        opened, closed = ('{"b":', "}") if mapping else ("[", "]")
+        within, beyond = (f'{{"a": {opened * depth}1{closed * depth}}}' for depth in (MAX_DEPTH - 1, MAX_DEPTH))
+        read_json(within, "s")
+        json_error(beyond)
+        read_yaml(within, "s")
+        yaml_error(beyond)
+
+
+def test_aliases_count_with_all_that_they_stand_for() -> None:
+    """The list of ten counts eleven; each alias of it counts eleven more."""
+    text = f"a: &a [{'1,' * 10}]\nb: [{{}}]\n"
+    room = (MAX_VALUES - 15) // 11
+    read_yaml(text.format("*a," * room), "s")
+    yaml_error(text.format("*a," * (room + 1)))
+    inner = MAX_DEPTH // 2
+    text = f"a: &a {'[' * inner}1{']' * inner}\nb: {{}}\n"
+    outer = MAX_DEPTH - 1 - inner
+    read_yaml(text.format("[" * outer + "*a" + "]" * outer), "s")
+    yaml_error(text.format("[" * (outer + 1) + "*a" + "]" * (outer + 1)))
 
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5))
