@@ -9,7 +9,8 @@ instant, so an instant is a loop over the phases that ends when a round brings n
 place in the order of registration: a stable identity, so ties never depend on who happened to send first.
 
 Effects. A turn has an effect unless it says otherwise (``Port.no_effect``). ``Port.retry`` parks a message until
-something else has had an effect: it comes back in the next round if this round had one, else at the next instant.
+something else has had an effect: it comes back at once after an effect in its own phase, else in the next round if
+this round had an effect, else at the next instant.
 """
 
 from __future__ import annotations
@@ -318,6 +319,8 @@ class Kernel:
         self.turn_idx += 1
         if self.turn_has_effect:
             self._round_had_effect = True
+            if self.retries:
+                self._bring_back([envelope for envelope in self.retries if envelope.phase == self.phase])
             if self.now_ms != self._last_effect_ms:
                 for observer in self._instant_observers:
                     observer(self._last_effect_ms, self.now_ms)
@@ -342,10 +345,13 @@ class Kernel:
         self.round = round_idx
         self.phase = -1
         self._round_had_effect = False
-        retries, self.retries = self.retries, []
+        self._bring_back(self.retries)
+
+    def _bring_back(self, retries: list[Envelope]) -> None:
+        self.retries = [envelope for envelope in self.retries if envelope not in retries]
         for envelope in retries:
             envelope.time_ms = self.now_ms
-            self._push(envelope, round_idx)
+            self._push(envelope, self.round)
 
     def _advance(self, time_ms: float) -> None:
         if not time_ms > self.now_ms:

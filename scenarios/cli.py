@@ -1,8 +1,8 @@
 """The command line.
 
-Owns: which commands there are, and exit codes: 0 done, 1 the run or check failed, 2 bad usage or input, 130 interrupted.
-stdout is for data, stderr for progress, notes and errors. Refuses to know: how anything is computed; a command's module
-is imported when the command is used.
+Owns: which commands there are, and exit codes: 0 done, 1 the run or check failed, 2 bad usage or input, 130
+interrupted. stdout is for data, stderr for progress, notes and errors. Refuses to know: how anything is computed; a
+command's module is imported when the command is used.
 """
 
 from __future__ import annotations

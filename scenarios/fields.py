@@ -214,8 +214,7 @@ class Reader:
         if value is None and isinstance(spec, Section) and spec.nullable:
             return None
         if not isinstance(value, Mapping):
-            hint = "leave the key out to get the defaults" if value is None else None
-            raise self.document.error(path, got=value, allowed=spec.allowed, hint=hint)
+            raise self.document.error(path, got=value, allowed=spec.allowed)
         for key in value:
             if not isinstance(key, str):
                 raise self.document.error(path, problem="a key must be text", got=key)

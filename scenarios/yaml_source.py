@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -363,8 +363,6 @@ def _too_deep(where: str) -> ConfigError:
 
 def _misread(got: object, place: Place | None) -> str | None:
     """What YAML 1.1 makes of a bare word that was perhaps meant otherwise."""
-    if not isinstance(got, Hashable) or got is ...:
-        return None
     text = place.text if place is not None else None
     if type(got) is bool and text is not None and text.lower() not in ("true", "false"):
         return f"YAML reads the bare word {text} as a boolean; put it in quotes to mean text"

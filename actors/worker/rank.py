@@ -125,7 +125,7 @@ class PassResult:
     @property
     def progress(self) -> bool:
         """Whether anything happened that counts, hand-offs included."""
-        return self.is_pass or bool(self.reports)
+        return self.is_pass or bool(self.reports) or bool(self.preempted)
 
 
 class _Give(enum.Enum):

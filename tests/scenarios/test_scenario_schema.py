@@ -459,7 +459,12 @@ class TestAgreement:
             ),
             (sessions, {SESSION + "shared_prefix_ratio": 0.5}, SESSION + "prefix_groups", "got 0; allowed: a positive"),
             (aggregated, {"traffic.load": {"type": "trace_timestamps"}}, "traffic.load.type", "no timestamps"),
-            (aggregated, {"traffic.load": {"type": "poisson"}}, "traffic.load.requests_per_second", "missing"),
+            (
+                aggregated,
+                {"traffic.load": {"type": "poisson"}},
+                "traffic.load.requests_per_second",
+                "missing; allowed: a finite",
+            ),
             (
                 aggregated,
                 {"traffic.load": {"type": "poisson", "sessions_per_second": 1}},
@@ -696,6 +701,12 @@ class TestWhatIsBuilt:
         assert (source.block_size_tokens, source.nested_timestamp_basis) == (block_size, basis)
         assert scenario.traffic.agentic == (trace_format in ("agentic_mooncake", "weka"))
         assert scenario.traffic.count is None
+
+    @pytest.mark.parametrize("basis", TimestampBasis)
+    def test_a_basis_that_is_given_stays(self, basis: TimestampBasis) -> None:
+        source = Scenario.from_dict(changed(traced("weka"), {"traffic.source.nested_timestamp_basis": str(basis)}))
+        assert isinstance(source.traffic.source, TraceSource)
+        assert source.traffic.source.nested_timestamp_basis is basis
 
     @pytest.mark.parametrize(
         ("load", "stop", "count", "built"),
