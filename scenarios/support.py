@@ -198,13 +198,6 @@ RULES: tuple[Rule, ...] = (
         gate="agentic-g2",
     ),
     Rule(
-        id="disaggregated",
-        what="separate prefill and decode workers",
-        fields={"engine.mode": any_but("disaggregated")},
-        allowed="aggregated",
-        hint="this comes in a later version",
-    ),
-    Rule(
         id="attention-ffn-disaggregation",
         what="attention/FFN disaggregation",
         fields={"engine.mode": any_but("afd"), "engine.afd": only()},

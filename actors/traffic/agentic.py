@@ -19,7 +19,7 @@ from functools import cached_property
 
 from g2sim.actors.kv.prompt import RunPrompt
 from g2sim.actors.traffic.events import PlaySettled, RequestSkipped
-from g2sim.actors.traffic.graph import AgenticCorpus, Play, Trigger, uuid_of
+from g2sim.actors.traffic.graph import AgenticCorpus, Play, Trigger, lane_name, uuid_of
 from g2sim.actors.traffic.plays import NodeMode, NodeRun, PlayMachine, PlayRun
 from g2sim.actors.traffic.request import Release, RequestSpec, RequestStatus
 from g2sim.bus.errors import ConfigError, ProtocolError
@@ -177,13 +177,18 @@ def _numbered(values: Iterable[int]) -> dict[int, int]:
 
 
 def _settled(play: PlayRun) -> PlaySettled:
-    failed, status = play.failure or (None, None)
+    lane_id = None if play.lane is None else lane_name(play.lane)
+    if play.failure is None:
+        return PlaySettled(
+            play_id=play.play_id, lane_id=lane_id, status="completed", failure_request_id=None, failure_status=None
+        )
+    failed, status = play.failure
     return PlaySettled(
         play_id=play.play_id,
-        lane_id=None if play.lane is None else f"lane:{play.lane}",
-        status="completed" if failed is None else "failed",
-        failure_request_id=None if failed is None else failed.node.request_id,
-        failure_status=status,
+        lane_id=lane_id,
+        status="failed",
+        failure_request_id=failed.node.request_id,
+        failure_status=status.value,
     )
 
 

@@ -240,10 +240,15 @@ class RequestGraph:
         return AgenticIdentity(
             play_id=node.play_id,
             conversation_id=node.session_id,
-            lane_id=None if lane is None else f"lane:{lane}",
+            lane_id=None if lane is None else lane_name(lane),
             root_id=self.nodes[play.roots[0]].request_id if len(play.roots) == 1 else None,
             parent_id=min(spawns, default=None),  # smallest id = lowest ordinal
         )
+
+
+def lane_name(lane: int) -> str:
+    """What reports call a lane, numbered from 0."""
+    return f"lane:{lane}"
 
 
 def uuid_of(ordinal: int) -> int:

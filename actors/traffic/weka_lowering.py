@@ -291,9 +291,9 @@ def _repair_seams(chains: Sequence[Chain]) -> None:
         new_tail = owner.tail
         for chain in live:
             first = chain.units[0]
-            depth = common_prefix(new_tail.hashes, first.hashes)
-            if not chain.spliced and depth and new_tail.start_s <= first.start_s + EPS_S:
-                chain.fork, chain.fork_depth = new_tail, depth
+            if not chain.spliced and new_tail.start_s <= first.start_s + EPS_S:
+                # At least the first block is shared: chains that fork from one another all begin with the same.
+                chain.fork, chain.fork_depth = new_tail, common_prefix(new_tail.hashes, first.hashes)
                 register(chain, new_tail)
                 pending.add(new_tail.source_id)
 

@@ -1,6 +1,6 @@
 """Record graph digests of small random Weka corpora with the reference (ai-dynamo-runtime 1.6.1).
 
-Run in an environment that has it: ``python record_weka_random.py SEED... > workload/random_weka.json``. The corpora are
+Run in an environment that has it: ``python record_weka_random.py SEED... > weka_random.json``. The corpora are
 stored with their digests, so tests need neither this script nor the reference. The seeds that are in use were picked so
 that each rule of the lowering changes the digest of at least two corpora.
 """
@@ -33,7 +33,12 @@ def request(rng: random.Random, t: float, seen: list[list[int]]) -> dict[str, An
     kept = rng.randrange(len(earlier) + 1) if rng.random() < 0.5 else len(earlier)
     hashes = earlier[:kept] + [rng.randrange(9) for _ in range(rng.randrange(4))]
     seen.append(hashes)
-    made = {"t": t, "type": "n", "model": rng.choice("mmmmz"), "in": max(1, 4 * len(hashes) + rng.choice([0, 0, -1, 5]))}
+    made = {
+        "t": t,
+        "type": "n",
+        "model": rng.choice("mmmmz"),
+        "in": max(1, 4 * len(hashes) + rng.choice([0, 0, -1, 5])),
+    }
     made |= {"out": rng.choice([1, 1, 64, 65]), "hash_ids": hashes}
     if rng.random() < 0.8:
         made["api_time"] = rng.randrange(20) / 4

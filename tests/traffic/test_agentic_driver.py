@@ -100,6 +100,12 @@ def test_a_spawn_on_dispatch_with_delay_0_is_part_of_the_same_sweep() -> None:
     assert released(traffic, 0.0) == [("c", 0.0), ("a", 0.0), ("d", 0.0)]
 
 
+def test_a_late_release_fires_at_the_ready_time() -> None:
+    """What counts for the child is when its parent was ready, not when somebody asked."""
+    traffic = driver(node("a", gate_ms=1.0), node("b", edge("a", 2.0, Trigger.DISPATCH)))
+    assert released(traffic, 5.0) == [("a", 1.0), ("b", 3.0)]
+
+
 def test_an_edge_given_twice_counts_twice() -> None:
     traffic = driver(node("a"), node("b", edge("a", 1.0), edge("a", 4.0)))
     traffic.release(0.0)
@@ -130,7 +136,8 @@ def test_lanes_are_refilled_in_ordinal_order_of_the_last_ends() -> None:
     """Two plays end in one instant, reported the wrong way round: the one with the smaller ordinal is served first."""
     traffic = driver(*(node(f"r{k}", play=f"p{k}") for k in range(4)), lanes=2)
     traffic.release(0.0)
-    end(traffic, 1.0, "r1", "r0")
+    settled = end(traffic, 1.0, "r1", "r0")
+    assert [event.play_id for event in settled if isinstance(event, PlaySettled)] == ["p0", "p1"]
     lanes = {
         release.spec.name: release.spec.agentic and release.spec.agentic.lane_id for release in traffic.release(1.0)
     }

@@ -20,6 +20,7 @@ from g2sim.bus.errors import ConfigError
 
 REPLAYED = cases.names("am_*", "weka_*", "real_weka_*")
 CUT = cases.names("snapshot_*", "warmup_*")
+RANDOM = json.loads((cases.ORACLE / "weka_random.json").read_text(encoding="utf-8"))
 REFUSED_ELSEWHERE = {"error_am_concurrency", "error_weka_concurrency", "error_am_no_execution_model"}
 """Combinations of options, which the scenario refuses; the traces are fine."""
 
@@ -73,6 +74,15 @@ def test_lowered_nodes_are_the_recorded_ones(name: str, tmp_path: Path) -> None:
     ]
     assert rows == table["nodes"]
     assert graph.block_size_tokens == table["block_size"]
+
+
+@pytest.mark.parametrize("recorded", RANDOM, ids=lambda recorded: str(recorded["seed"]))
+def test_random_corpora_have_the_recorded_digest(recorded: cases.Case, tmp_path: Path) -> None:
+    """Picked by ``record_weka_random.py`` so that every rule of the lowering matters to at least two."""
+    path = cases.lay_out({"trace": recorded["plays"], "trace_name": "trace.jsonl"}, tmp_path)
+    corpus = load_weka(path, basis="relative")
+    assert {"format": corpus.source_format, "digest": corpus.source_digest} == recorded["source"]
+    assert corpus.graph.digest() == recorded["graph_digest"]
 
 
 @pytest.mark.parametrize("name", REPLAYED)

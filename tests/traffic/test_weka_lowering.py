@@ -11,6 +11,7 @@ from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from g2sim.actors.traffic import weka_lowering
 from g2sim.actors.traffic.graph import AgenticCorpus, Node, RequestGraph
 from g2sim.actors.traffic.weka import load_weka
 from g2sim.actors.traffic.weka_lowering import common_prefix, to_ms
@@ -157,6 +158,14 @@ def test_a_background_subagent_is_not_joined(tmp_path: Path) -> None:
     assert waits(loaded.graph)["outer:2"] == ["sequence outer:0 completion+8000"]
 
 
+def test_an_inner_request_a_hair_before_its_marker_starts_with_it(tmp_path: Path) -> None:
+    play = [ask(0.0, [1]), agent(2.0, ask(2.0 - 9e-7, [7]))]
+    for basis in ("auto", "absolute"):
+        loaded = corpus(tmp_path, play, basis=basis)
+        assert loaded.nested_basis == "absolute"
+        assert loaded.graph.nodes[1].not_before_ms == 2000.0
+
+
 def test_without_inner_requests_no_basis_applies(tmp_path: Path) -> None:
     loaded = corpus(tmp_path, [ask(0.0, [1]), agent(2.0, status="async_launched")])
     assert (loaded.nested_basis, len(loaded.graph.nodes)) == ("not_applicable", 1)
@@ -170,6 +179,28 @@ def test_missing_hashes_and_partial_blocks_are_private(tmp_path: Path) -> None:
     assert [len(node.hash_ids) for node in (first, second, third)] == [3, 3, 2]
     assert first.hash_ids[0] == second.hash_ids[0] == third.hash_ids[0]
     assert len({*first.hash_ids, *second.hash_ids, *third.hash_ids}) == 6
+
+
+def test_files_of_a_directory_are_in_byte_order_of_their_paths(tmp_path: Path) -> None:
+    names = ["b.json", "a/z.json", "a.json", "a/b/c.JSON", "é.json", "B.json", "a-.json"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        row = {"id": name, "block_size": 4, "hash_id_scope": "local", "requests": [ask(0.0, [1])]}
+        (tmp_path / name).write_text(json.dumps(row), encoding="utf-8")
+    found = [play.play_id.split(":play:")[1] for play in load_weka(tmp_path).graph.plays]
+    assert found == sorted(names, key=str.encode)
+
+
+def test_colliding_ids_move_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two identities whose first 64 bits agree: the one that comes second is named with the next nonce."""
+
+    def agreeing(data: bytes) -> object:
+        return blake3(b"same" if data.endswith(b"\x000") else data)
+
+    monkeypatch.setattr(weka_lowering, "blake3", agreeing)
+    first, second = corpus(tmp_path, [ask(0.0, [1, 2]), ask(2.0, [1, 2])]).graph.nodes
+    assert first.hash_ids == second.hash_ids
+    assert len(set(first.hash_ids)) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""KV events in Dynamo's normal form: one router event as JSON, as its indexers dump and apply it.
+
+Owns: the text, both ways. Refuses to know: files.
+``{"worker_id", "storage_tier", "residency_domain", "event": {"event_id", "dp_rank", "data"}}``, where data is
+``{"stored": {parent_hash, start_position, blocks: [{block_hash, tokens_hash, mm_extra_info}]}}``,
+``{"removed": {"block_hashes": [...]}}`` or ``"cleared"``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from g2sim.actors.kv.wire import (
+    CLEARED,
+    MAX_HASHES,
+    REMOVED,
+    STORED,
+    StreamEvent,
+    WireError,
+    check_count,
+    check_optional,
+    frozen,
+    thawed,
+)
+from g2sim.bus.errors import shorten
+
+_OUTER: Final = frozenset(("worker_id", "storage_tier", "event"))
+_INNER: Final = frozenset(("event_id", "dp_rank", "data"))
+
+
+def encode(event: StreamEvent) -> str:
+    """One line of JSON, without the line end; raises WireError for what the form cannot say."""
+    outer, inner, mm = {}, {}, None
+    for key, value in event.more:
+        if key == "mm_extra_info":
+            mm = value
+        elif key.startswith("event."):
+            inner[key[6:]] = thawed(value)
+        else:
+            outer[key] = thawed(value)
+    if type(event.worker_id) is not int:
+        raise WireError("worker_id", f"got {shorten(event.worker_id)}, allowed: a number")
+    if any(type(item) is not int for item in event.hashes) or type(event.parent) not in (int, type(None)):
+        raise WireError("block_hash", "Dynamo's form has integer hashes only")
+    data: Any
+    if event.kind == STORED:
+        if len(event.tokens_hashes) != len(event.hashes):
+            raise WireError("tokens_hash", f"{len(event.tokens_hashes)} for {len(event.hashes)} blocks")
+        infos = (None,) * len(event.hashes) if mm is None else mm
+        blocks = [
+            {"block_hash": block, "tokens_hash": tokens, "mm_extra_info": thawed(info)}
+            for block, tokens, info in zip(event.hashes, event.tokens_hashes, infos, strict=True)
+        ]
+        data = {"stored": {"parent_hash": event.parent, "start_position": event.position, "blocks": blocks}}
+    elif event.kind == REMOVED:
+        data = {"removed": {"block_hashes": list(event.hashes)}}
+    elif event.kind == CLEARED:
+        data = "cleared"
+    else:
+        raise WireError("data", f"Dynamo's form has no {event.tag or event.kind!r}")
+    lead = {"worker_id": event.worker_id, "storage_tier": event.medium}
+    return json.dumps(
+        {**lead, **outer, "event": {"event_id": event.event_id, "dp_rank": event.dp_rank, "data": data, **inner}}
+    )
+
+
+def decode(value: Any) -> StreamEvent:
+    """Event from a parsed line; raises WireError with the place."""
+    if type(value) is not dict:
+        raise WireError("", f"got {shorten(value)}, allowed: an object")
+    inner = value.get("event")
+    if type(inner) is not dict:
+        raise WireError("event", f"got {shorten(inner)}, allowed: an object")
+    more = [(key, frozen(item, key[:40])) for key, item in value.items() if key not in _OUTER]
+    more += [(f"event.{key}", frozen(item, f"event.{key[:40]}")) for key, item in inner.items() if key not in _INNER]
+    worker = value.get("worker_id")
+    if worker is not None:
+        check_count(worker, "worker_id")
+    rank = inner.get("dp_rank", 0)
+    common: dict[str, Any] = {
+        "worker_id": worker,
+        "medium": check_optional(value.get("storage_tier"), str, "storage_tier"),
+        "event_id": check_count(inner.get("event_id"), "event.event_id"),
+        "dp_rank": check_count(0 if rank is None else rank, "event.dp_rank", limit=2**32 - 1),
+    }
+    data = inner.get("data")
+    if data == "cleared" or (type(data) is dict and data == {"cleared": None}):
+        return StreamEvent(kind=CLEARED, more=tuple(more), **common)
+    if type(data) is not dict or len(data) != 1 or type(body := next(iter(data.values()))) is not dict:
+        raise WireError("event.data", f"got {shorten(data)}, allowed: stored, removed or cleared")
+    if "removed" in data:
+        hashes = _array(body.get("block_hashes"), "event.data.removed.block_hashes")
+        for idx, item in enumerate(hashes):
+            check_count(item, f"event.data.removed.block_hashes[{idx}]")
+        return StreamEvent(kind=REMOVED, hashes=tuple(hashes), more=tuple(more), **common)
+    if "stored" not in data:
+        raise WireError("event.data", f"got {shorten(data)}, allowed: stored, removed or cleared")
+    place = "event.data.stored"
+    blocks = _array(body.get("blocks"), f"{place}.blocks")
+    made: list[int] = []
+    tokens: list[int] = []
+    infos: list[Any] = []
+    for idx, block in enumerate(blocks):
+        if type(block) is not dict:
+            raise WireError(f"{place}.blocks[{idx}]", f"got {shorten(block)}, allowed: an object")
+        made.append(check_count(block.get("block_hash"), f"{place}.blocks[{idx}].block_hash"))
+        tokens.append(check_count(block.get("tokens_hash"), f"{place}.blocks[{idx}].tokens_hash"))
+        infos.append(frozen(block.get("mm_extra_info"), f"{place}.blocks[{idx}].mm_extra_info"))
+    if any(info is not None for info in infos):
+        more.append(("mm_extra_info", tuple(infos)))
+    parent, position = body.get("parent_hash"), body.get("start_position")
+    return StreamEvent(
+        kind=STORED,
+        hashes=tuple(made),
+        tokens_hashes=tuple(tokens),
+        parent=None if parent is None else check_count(parent, f"{place}.parent_hash"),
+        position=None if position is None else check_count(position, f"{place}.start_position", limit=2**32 - 1),
+        root=parent is None,
+        more=tuple(more),
+        **common,
+    )
+
+
+def _array(value: Any, place: str) -> list[Any]:
+    if type(value) is not list or len(value) > MAX_HASHES:
+        raise WireError(place, f"got {shorten(value)}, allowed: an array of at most {MAX_HASHES}")
+    return value

@@ -1,0 +1,370 @@
+"""KV events as vLLM publishes them over ZeroMQ: frames, msgpack batches, replay requests and answers.
+
+Owns: the bytes, both ways. Refuses to know: sockets.
+
+Live message: topic, sequence number (8 bytes, big-endian), payload. Payload: ``[seconds, [event, ...], rank or nil]``.
+An event is a tagged array (older vLLM) or a map with the tag under "type" (since mid 2026); both are read, either is
+written. Replay request: empty delimiter, first wanted number. Answers: empty delimiter, topic (vLLM 0.26 and later
+only), number, payload; the last one has the number -1 and an empty payload.
+
+What is written is what vLLM writes: fields without a default always, the others when they differ from it.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+import msgpack
+
+from g2sim.actors.kv.wire import (
+    CLEARED,
+    I64_MIN,
+    MAX_HASHES,
+    OTHER,
+    REMOVED,
+    STORED,
+    U64_MAX,
+    EngineFields,
+    Hash,
+    StreamEvent,
+    WireError,
+    check_count,
+    check_hash,
+    check_optional,
+    frozen,
+    thawed,
+)
+from g2sim.bus.errors import shorten
+
+MAX_PAYLOAD_BYTES: Final = 64 * 2**20
+MAX_TOPIC_BYTES: Final = 4096
+END_OF_REPLAY: Final = b"\xff" * 8
+_NUMBER: Final = struct.Struct(">Q")
+
+_STORED: Final = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+    "locality",
+)
+_REMOVED: Final = (
+    "block_hashes",
+    "medium",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+    "locality",
+)
+_FIELDS: Final = {"BlockStored": _STORED, "BlockRemoved": _REMOVED, "AllBlocksCleared": ()}
+_ALWAYS: Final = {"BlockStored": 7, "BlockRemoved": 2, "AllBlocksCleared": 0}
+"""How many of the fields have no default and are always written."""
+_TAGS: Final = {STORED: "BlockStored", REMOVED: "BlockRemoved", CLEARED: "AllBlocksCleared"}
+
+
+class Shape(enum.StrEnum):
+    """How an event is written."""
+
+    ARRAY = "array"
+    MAP = "map"
+
+
+class ReplayLayout(enum.StrEnum):
+    """Whether a replay answer has a topic frame (vLLM 0.26 and later) or not."""
+
+    SEQ = "seq"
+    TOPIC = "topic"
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Batch:
+    """One payload. ``ts_s`` is in seconds; ``dp_rank`` None means that the publisher does not say."""
+
+    ts_s: int | float
+    events: tuple[StreamEvent, ...]
+    dp_rank: int | None
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Message:
+    """The frames of a live message or a replay answer. ``topic`` None: the layout has none. ``end``: end of replay."""
+
+    topic: bytes | None
+    sequence: int
+    payload: bytes
+    end: bool = False
+
+
+# -- frames
+
+
+def message_frames(message: Message) -> list[bytes]:
+    """Frames of a live message."""
+    return [message.topic or b"", _NUMBER.pack(message.sequence), message.payload]
+
+
+def read_message(frames: Sequence[bytes]) -> Message:
+    """Live message from its frames; raises WireError."""
+    if len(frames) != 3:
+        raise WireError("frames", f"got {len(frames)}, allowed: 3 (topic, sequence number, payload)")
+    topic, number, payload = frames
+    return Message(topic=_topic(topic), sequence=_number(number), payload=_payload(payload))
+
+
+def replay_request(first: int) -> list[bytes]:
+    """Frames that ask for everything from a number on, for a DEALER socket."""
+    return [b"", _NUMBER.pack(first)]
+
+
+def read_replay_request(frames: Sequence[bytes]) -> int:
+    """First wanted number, from the frames behind the sender's identity; raises WireError."""
+    if len(frames) != 2 or frames[0]:
+        raise WireError("request", f"got {len(frames)} frames, allowed: an empty one and a sequence number")
+    return _number(frames[1])
+
+
+def replay_answer(message: Message, layout: ReplayLayout) -> list[bytes]:
+    """Frames of one answer, without the identity that a ROUTER socket puts in front."""
+    topic = [message.topic or b""] if layout is ReplayLayout.TOPIC else []
+    number = END_OF_REPLAY if message.end else _NUMBER.pack(message.sequence)
+    return [b"", *topic, number, b"" if message.end else message.payload]
+
+
+def read_replay_answer(frames: Sequence[bytes]) -> Message:
+    """One answer in either layout; raises WireError."""
+    if not 3 <= len(frames) <= 4 or frames[0]:
+        raise WireError("answer", f"got {len(frames)} frames, allowed: an empty one, topic or not, number, payload")
+    topic = _topic(frames[1]) if len(frames) == 4 else None
+    number, payload = frames[-2], frames[-1]
+    if number == END_OF_REPLAY:
+        if payload:
+            raise WireError("answer", "the end marker has a payload")
+        return Message(topic=topic, sequence=0, payload=b"", end=True)
+    return Message(topic=topic, sequence=_number(number), payload=_payload(payload))
+
+
+def _number(frame: bytes) -> int:
+    if len(frame) != _NUMBER.size:
+        raise WireError("sequence", f"got {len(frame)} bytes, allowed: {_NUMBER.size}")
+    return int(_NUMBER.unpack(frame)[0])
+
+
+def _topic(frame: bytes) -> bytes:
+    if len(frame) > MAX_TOPIC_BYTES:
+        raise WireError("topic", f"got {len(frame)} bytes, allowed: at most {MAX_TOPIC_BYTES}")
+    return frame
+
+
+def _payload(frame: bytes) -> bytes:
+    if len(frame) > MAX_PAYLOAD_BYTES:
+        raise WireError("payload", f"got {len(frame)} bytes, allowed: at most {MAX_PAYLOAD_BYTES}")
+    return frame
+
+
+# -- batches
+
+
+def encode_batch(batch: Batch, shape: Shape = Shape.MAP) -> bytes:
+    """Payload of a batch; raises WireError for an event that vLLM's form cannot say."""
+    events = [_event_value(event, shape, f"events[{idx}]") for idx, event in enumerate(batch.events)]
+    payload: bytes = msgpack.packb([batch.ts_s, events, batch.dp_rank])
+    return payload
+
+
+def decode_batch(payload: bytes, *, event_id: int | None = None, replayed: bool = False) -> Batch:
+    """Batch from its payload. The events get the batch's number, time and rank.
+
+    Raises: WireError, with the place inside the batch; nothing of a bad batch is kept, as Dynamo keeps nothing.
+    """
+    _payload(payload)
+    try:
+        value = msgpack.unpackb(payload, ext_hook=_refuse_extension, timestamp=0)
+    except (ValueError, TypeError, RecursionError) as error:
+        text = str(error) or "bytes are not one value"
+        raise WireError("payload", f"not msgpack: {type(error).__name__}: {shorten(text)}") from error
+    if type(value) is not list or len(value) != 3:
+        got = f"{len(value)} elements" if type(value) is list else f"a {type(value).__name__}"
+        raise WireError("batch", f"got {got}, allowed: an array of 3 (seconds, events, rank)")
+    ts_s, events, dp_rank = value
+    if type(ts_s) not in (int, float):
+        raise WireError("batch[0]", f"got {shorten(ts_s)}, allowed: seconds as a number")
+    check_optional(ts_s, (int, float), "batch[0]")
+    if type(events) is not list or len(events) > MAX_HASHES:
+        raise WireError("batch[1]", f"got {shorten(events)}, allowed: an array of at most {MAX_HASHES} events")
+    if dp_rank is not None:
+        check_count(dp_rank, "batch[2]", limit=2**32 - 1)
+    try:
+        ts_ms = ts_s * 1000.0
+        check_optional(ts_ms, float, "batch[0]")
+    except OverflowError:
+        raise WireError("batch[0]", f"got {shorten(ts_s)}, allowed: seconds as a number") from None
+    made = tuple(
+        _read_event(item, f"events[{idx}]", dp_rank, event_id, ts_ms, replayed) for idx, item in enumerate(events)
+    )
+    return Batch(ts_s=ts_s, events=made, dp_rank=dp_rank)
+
+
+def _event_value(event: StreamEvent, shape: Shape, place: str) -> Any:
+    if event.kind == OTHER:
+        if event.tag is None:
+            raise WireError(place, "an event of another kind needs its tag")
+        more = dict(event.more)
+        if "fields" in more:
+            return [event.tag, *thawed(more["fields"])]
+        return {"type": event.tag, **{key: thawed(item) for key, item in event.more}}
+    tag = _TAGS[event.kind]
+    values = _field_values(event, place)
+    fields, always = _FIELDS[tag], _ALWAYS[tag]
+    beyond = [(key, thawed(item)) for key, item in event.more]
+    if shape is Shape.MAP:
+        written = {name: values[name] for name in fields[:always]}
+        written |= {name: values[name] for name in fields[always:] if values[name] is not None}
+        return {"type": tag, **written, **dict(beyond)}
+    row = [values[name] for name in fields]
+    if beyond:
+        return [tag, *row, *(item for _, item in beyond)]
+    while len(row) > always and row[-1] is None:
+        row.pop()
+    return [tag, *row]
+
+
+def _field_values(event: StreamEvent, place: str) -> dict[str, Any]:
+    engine = event.engine or EngineFields()
+    common = {
+        "medium": event.medium,
+        "group_idx": event.group_idx,
+        "kv_cache_spec_kind": engine.spec_kind,
+        "kv_cache_spec_sliding_window": engine.sliding_window,
+        "locality": engine.locality,
+        "block_hashes": [_wire_hash(item, place) for item in event.hashes],
+    }
+    if event.kind != STORED:
+        return common
+    return common | {
+        "parent_block_hash": None if event.parent is None else _wire_hash(event.parent, place),
+        "token_ids": list(engine.token_ids),
+        "block_size": 0 if engine.block_size is None else engine.block_size,
+        "lora_id": engine.lora_id,
+        "lora_name": engine.lora_name,
+        "extra_keys": None if engine.extra_keys is None else thawed(engine.extra_keys),
+    }
+
+
+def _wire_hash(value: Hash, place: str) -> int | bytes:
+    if isinstance(value, str):
+        raise WireError(f"{place}.block_hashes", f"vLLM's form has no hex text: {shorten(value)}")
+    return value
+
+
+def _read_event(
+    value: Any, place: str, dp_rank: int | None, event_id: int | None, ts_ms: float, replayed: bool
+) -> StreamEvent:
+    beyond: list[tuple[str, Any]] = []
+    if type(value) is dict:
+        fields = dict(value)
+        tag = fields.pop("type", None)
+        known = _FIELDS.get(tag) if type(tag) is str else None
+        if known is None:
+            beyond = list(fields.items())
+        else:
+            beyond = [(key, item) for key, item in fields.items() if key not in known]
+    elif type(value) is list and value:
+        tag, *row = value
+        known = _FIELDS.get(tag) if type(tag) is str else None
+        if known is None:
+            fields, beyond = {}, [("fields", row)]
+        else:
+            fields = dict(zip(known, row, strict=False))
+            beyond = [(f"@{idx}", row[idx]) for idx in range(len(known), len(row))]
+    else:
+        raise WireError(place, f"got {shorten(value)}, allowed: a tagged array or a map with a type")
+    if type(tag) is not str or len(tag) > 128:
+        raise WireError(f"{place}.type", f"got {shorten(tag)}, allowed: an event tag")
+    more = tuple((key, frozen(item, f"{place}.{key[:40]}")) for key, item in beyond)
+    if known is None:
+        return StreamEvent(
+            kind=OTHER, tag=tag, dp_rank=dp_rank, event_id=event_id, ts_ms=ts_ms, replayed=replayed, more=more
+        )
+    if tag == "AllBlocksCleared":
+        return StreamEvent(kind=CLEARED, dp_rank=dp_rank, event_id=event_id, ts_ms=ts_ms, replayed=replayed, more=more)
+    get = fields.get
+    stored = tag == "BlockStored"
+    engine = _engine(get, stored, place)
+    parent = get("parent_block_hash") if stored else None
+    if parent is not None:
+        check_hash(parent, f"{place}.parent_block_hash")
+        if type(parent) is str:
+            raise WireError(f"{place}.parent_block_hash", f"got {shorten(parent)}, allowed: an integer or bytes")
+    return StreamEvent(
+        kind=STORED if stored else REMOVED,
+        dp_rank=dp_rank,
+        event_id=event_id,
+        ts_ms=ts_ms,
+        medium=check_optional(get("medium"), str, f"{place}.medium"),
+        hashes=_hashes(get("block_hashes"), f"{place}.block_hashes"),
+        parent=parent,
+        # A run with tokens and without a parent begins a prompt; an offload placeholder has neither.
+        root=stored and parent is None and engine is not None and bool(engine.token_ids),
+        group_idx=check_optional(get("group_idx"), int, f"{place}.group_idx"),
+        replayed=replayed,
+        engine=engine,
+        more=more,
+    )
+
+
+def _hashes(value: Any, place: str) -> tuple[Hash, ...]:
+    if type(value) is not list or len(value) > MAX_HASHES:
+        raise WireError(place, f"got {shorten(value)}, allowed: an array of at most {MAX_HASHES} hashes")
+    kinds = set(map(type, value))
+    if kinds == {int} and min(value) >= I64_MIN and max(value) <= U64_MAX:
+        return tuple(value)
+    for idx, item in enumerate(value):
+        check_hash(item, f"{place}[{idx}]")
+        if type(item) is str:
+            raise WireError(f"{place}[{idx}]", f"got {shorten(item)}, allowed: an integer or bytes")
+    return tuple(value)
+
+
+def _engine(get: Any, stored: bool, place: str) -> EngineFields | None:
+    kind = check_optional(get("kv_cache_spec_kind"), str, f"{place}.kv_cache_spec_kind")
+    window = check_optional(get("kv_cache_spec_sliding_window"), int, f"{place}.kv_cache_spec_sliding_window")
+    locality = check_optional(get("locality"), str, f"{place}.locality")
+    if not stored:
+        if kind is None and window is None and locality is None:
+            return None
+        return EngineFields(spec_kind=kind, sliding_window=window, locality=locality)
+    tokens = get("token_ids")
+    tokens = [] if tokens is None else tokens
+    if type(tokens) is not list or not set(map(type, tokens)) <= {int}:
+        raise WireError(f"{place}.token_ids", f"got {shorten(tokens)}, allowed: an array of integers")
+    if tokens and not (min(tokens) >= 0 and max(tokens) <= 2**32 - 1):
+        raise WireError(f"{place}.token_ids", "a token id is outside 0 .. 2**32 - 1")
+    extra = get("extra_keys")
+    if extra is not None and type(extra) is not list:
+        raise WireError(f"{place}.extra_keys", f"got {shorten(extra)}, allowed: an array, one entry a block")
+    size = get("block_size")
+    return EngineFields(
+        token_ids=tuple(tokens),
+        block_size=check_count(0 if size is None else size, f"{place}.block_size", limit=2**31),
+        lora_id=check_optional(get("lora_id"), int, f"{place}.lora_id"),
+        lora_name=check_optional(get("lora_name"), str, f"{place}.lora_name"),
+        extra_keys=None if extra is None else frozen(extra, f"{place}.extra_keys"),
+        spec_kind=kind,
+        sliding_window=window,
+        locality=locality,
+    )
+
+
+def _refuse_extension(code: int, _data: bytes) -> Any:
+    raise ValueError(f"extension type {code}")

@@ -1,0 +1,96 @@
+"""Captures: live KV event streams on disk, message by message as they came, with arrival times.
+
+Owns: the capture's records. Refuses to know: sockets, and what the messages say.
+
+A capture is an event log (``g2sim.bus.log``) with two event types of its own:
+
+- ``cap.open [stream, endpoint, replay_endpoint, dp_rank]``: a stream that was listened to. ``stream`` is its name,
+  ``dp_rank`` the rank to assume for batches that name none.
+- ``cap.msg [stream, replayed, frames]``: one message of it, frames as received; ``replayed`` if it was an answer of
+  the replay socket.
+
+``time_ms`` counts from the start of the recording. A capture that was cut is good up to its last whole record.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import attrs
+
+from g2sim.bus.events import EventType, Record
+from g2sim.bus.log import LogWriter
+
+OPENED: Final = "cap.open"
+MESSAGE: Final = "cap.msg"
+_SOURCE: Final = "record"
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class StreamOpened:
+    """See the module's text."""
+
+    stream: str
+    endpoint: str
+    replay_endpoint: str | None
+    dp_rank: int
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class MessageCaptured:
+    """See the module's text."""
+
+    stream: str
+    replayed: bool
+    frames: tuple[bytes, ...]
+
+
+def _type(tag: str, cls: type[Any]) -> EventType:
+    # Not registered: the log of a run describes all registered events, and none of these can occur in one.
+    names = tuple(field.name for field in attrs.fields(cls))
+    values: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*names)
+    return EventType(tag, 1, cls, names, values)
+
+
+TYPES: Final = (_type(OPENED, StreamOpened), _type(MESSAGE, MessageCaptured))
+
+
+class CaptureWriter:
+    """Writes a capture to a new file, which appears under its name at once and is good up to what was written.
+
+    Args:
+        path: the file; it must not exist.
+        version: version of this program.
+    """
+
+    def __init__(self, path: Path, *, version: str) -> None:
+        self._file = path.open("xb")
+        self._log = LogWriter(self._file, version=version, seed=0, scenario=None, events=TYPES)
+        self.messages = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._log.finish("finished")
+            else:
+                self._log.finish("failed", str(error) or type(error).__name__)
+        finally:
+            self._file.close()
+
+    def opened(self, stream: StreamOpened) -> None:
+        self._log.append(Record(0.0, _SOURCE, 0, stream))
+
+    def message(self, time_ms: float, stream: str, frames: Sequence[bytes], *, replayed: bool) -> None:
+        self._log.append(
+            Record(time_ms, _SOURCE, 0, MessageCaptured(stream=stream, replayed=replayed, frames=tuple(frames)))
+        )
+        self.messages += 1

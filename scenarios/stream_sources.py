@@ -1,0 +1,283 @@
+"""Reading event streams: run logs, captures, neutral and Dynamo JSON lines.
+
+Owns: telling the kinds apart, and turning lines and records into items of the check. Refuses to know: rules.
+
+Nothing in a file can stop the reading: a line or record that is not good becomes a ``Bad`` item with its place, and a
+file that ends early gives what is whole and then says so. Only a file that cannot be opened, or is of none of the
+kinds, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import attrs
+
+# Imported for their events, whose schema a log is compared with.
+import g2sim.actors.host_pool.events
+import g2sim.actors.kv.events
+import g2sim.actors.traffic.events
+import g2sim.actors.worker.events  # noqa: F401
+from g2sim.actors.kv import wire_dynamo, wire_neutral
+from g2sim.actors.kv.wire import CLEARED, REMOVED, STORED, StreamEvent, WireError
+from g2sim.actors.kv.wire_vllm import Message, decode_batch, read_message, read_replay_answer
+from g2sim.bus.errors import ConfigError, LogDamaged, shorten
+from g2sim.bus.log import MAGIC, LogReader
+from g2sim.scenarios.capture import MESSAGE, OPENED
+from g2sim.scenarios.validate import Bad, BatchArrived, Item, LogRecord, LogSettings, Source, Validator
+
+MAX_LINE_BYTES: Final = 16 * 2**20
+LOG_NAME: Final = "events.g2log"
+_POOL_TAGS: Final = frozenset(
+    ("hp.join", "hp.left", "hp.prep", "hp.land", "hp.evict", "hp.load", "hp.done", "tr.arr", "wk.fin")
+)
+
+Located = tuple[int, Item]
+"""Line or record number, and what is there."""
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+_parse: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode
+
+
+def open_stream(path: Path) -> tuple[Source, Iterator[Located]]:
+    """A file or run folder as a source and its items.
+
+    Raises: ConfigError if there is nothing to read, or it is none of the kinds.
+    """
+    if path.is_dir():
+        path = path / LOG_NAME
+    try:
+        file = path.open("rb")
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or str(failure)
+        raise ConfigError("", where=str(path), problem=f"cannot read the stream: {reason}") from failure
+    head = file.read(len(MAGIC))
+    if head == MAGIC:
+        file.close()
+        reader = LogReader(path)
+        if MESSAGE in reader.header.events:
+            return Source(str(path), "vllm", "record"), _capture(reader)
+        return Source(str(path), "log", "record"), _run_log(reader)
+    file.seek(0)
+    form = _sniff(file, path)
+    file.seek(0)
+    return Source(str(path), form, "line"), _lines(file, form)
+
+
+def check_files(paths: Sequence[Path], validator: Validator) -> int:
+    """Feed files to a validator, one after the other. Returns how many items were good."""
+    good = 0
+    for path in paths:
+        source, items = open_stream(path)
+        validator.begin(source)
+        last = 0
+        feed = validator.feed
+        for number, item in items:
+            last = number
+            feed(number, item)
+            if type(item) is not Bad:
+                good += 1
+        validator.end(last)
+    return good
+
+
+# -- JSON lines
+
+
+def _sniff(file: BinaryIO, path: Path) -> str:
+    """Form of the first line that is a JSON object of one of the two forms, within the first lines."""
+    for _ in range(100):
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            break
+        try:
+            value = _parse(line.decode())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            if "event" in value and "kind" not in value:
+                return "dynamo"
+            if "kind" in value:
+                return "neutral"
+    allowed = "a g2sim event log or run folder, a capture, neutral JSON lines, Dynamo router events as JSON lines"
+    raise ConfigError("", where=str(path), problem="this is no event stream that is known here", allowed=allowed)
+
+
+def _lines(file: BinaryIO, form: str) -> Iterator[Located]:
+    decode = wire_dynamo.decode if form == "dynamo" else wire_neutral.decode
+    with file:
+        number = 0
+        while True:
+            line = file.readline(MAX_LINE_BYTES + 1)
+            if not line:
+                return
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                yield number, Bad("KV001", f"the line is longer than {MAX_LINE_BYTES} bytes")
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(MAX_LINE_BYTES)
+                continue
+            try:
+                item = decode(_parse(line.decode().strip()))
+            except WireError as error:
+                yield number, Bad("KV001", str(error))
+            except (ValueError, RecursionError) as error:
+                if line.strip():
+                    cut = "; the file ends inside it" if not line.endswith(b"\n") else ""
+                    yield number, Bad("KV001", f"not JSON: {shorten(str(error) or type(error).__name__)}{cut}")
+            else:
+                yield number, item
+
+
+# -- logs
+
+
+def _run_log(reader: LogReader) -> Iterator[Located]:
+    with reader:
+        number = -1
+        yield 0, settings_of(reader.header.scenario)
+        try:
+            for number, (tag, time_ms, _, _, values) in enumerate(reader.iter_raw()):
+                if tag == "kv.sto":
+                    yield number, stored_event(time_ms, values)
+                elif tag == "kv.rem":
+                    worker, role, dp_rank, event_id, tier, hashes = values
+                    yield (
+                        number,
+                        StreamEvent(
+                            kind=REMOVED,
+                            worker_id=f"{role}-{worker}",
+                            dp_rank=dp_rank,
+                            event_id=event_id,
+                            ts_ms=time_ms,
+                            medium=tier,
+                            hashes=hashes,
+                        ),
+                    )
+                elif tag in _POOL_TAGS:
+                    yield number, LogRecord(tag, values)
+                elif tag == "kv.clr":
+                    worker, role, dp_rank, event_id, tier = values
+                    yield (
+                        number,
+                        StreamEvent(
+                            kind=CLEARED,
+                            worker_id=f"{role}-{worker}",
+                            dp_rank=dp_rank,
+                            event_id=event_id,
+                            ts_ms=time_ms,
+                            medium=tier,
+                        ),
+                    )
+        except LogDamaged as damage:
+            yield number + 1, Bad("KV002", f"byte {damage.byte_offset}: {damage.problem}")
+        except (TypeError, ValueError, AttributeError) as error:
+            # The frames check, yet a value is not what the event's schema promises.
+            yield number, Bad("KV002", f"the record's values are not an event's: {error}")
+
+
+def stored_event(time_ms: float, values: Sequence[Any]) -> StreamEvent:
+    """The neutral value of a ``kv.sto`` record."""
+    worker, role, dp_rank, event_id, tier, parent, position, hashes, tokens_hashes = values
+    return StreamEvent(
+        kind=STORED,
+        worker_id=f"{role}-{worker}",
+        dp_rank=dp_rank,
+        event_id=event_id,
+        ts_ms=time_ms,
+        medium=tier,
+        hashes=hashes,
+        parent=parent,
+        position=position,
+        root=parent is None and position == 0,
+        tokens_hashes=tokens_hashes,
+    )
+
+
+def settings_of(scenario: Any) -> LogSettings:
+    """Capacities and block sizes by role, as far as a log's header says them."""
+    out = LogSettings({}, {}, {})
+    try:
+        workers = scenario["engine"]["workers"]
+        for role, worker in workers.items():
+            cache = worker["kv_cache"]
+            blocks = cache["capacity"].get("blocks")
+            if type(blocks) is int:
+                out.device_blocks[role] = blocks
+            out.block_sizes[role] = cache["block_size"]
+            host = cache.get("host_offload")
+            if host is not None:
+                out.host_blocks[role] = host["num_host_blocks"]
+    except (KeyError, TypeError, AttributeError):
+        pass  # a header of another make: capacities are then not checked
+    return out
+
+
+# -- vLLM messages
+
+
+@attrs.define(slots=True)
+class MessageReader:
+    """Turns the messages of one vLLM stream into items.
+
+    Args:
+        name: the worker's name, unless the topic says one (``kv@<pod>@<model>``).
+        dp_rank: the rank of batches that name none.
+    """
+
+    name: str
+    dp_rank: int = 0
+
+    def read(self, frames: Sequence[bytes], *, replayed: bool) -> Item | None:
+        """One message; None for the end marker of a replay."""
+        try:
+            message = read_replay_answer(frames) if replayed else read_message(frames)
+            if message.end:
+                return None
+            return self.batch(message, replayed=replayed)
+        except WireError as error:
+            return Bad("KV001", f"stream {self.name}: {error}")
+
+    def batch(self, message: Message, *, replayed: bool) -> BatchArrived:
+        """The batch in a message; raises WireError."""
+        try:
+            batch = decode_batch(message.payload, event_id=message.sequence, replayed=replayed)
+        except WireError as error:
+            raise error.inside(f"batch {message.sequence}") from None
+        rank = self.dp_rank if batch.dp_rank is None else batch.dp_rank
+        return BatchArrived(self._worker(message.topic), rank, message.sequence, batch.events, replayed)
+
+    def _worker(self, topic: bytes | None) -> str:
+        if topic and topic.startswith(b"kv@"):
+            pod = topic.split(b"@")[1].decode(errors="replace")
+            if pod:
+                return pod
+        return self.name
+
+
+def _capture(reader: LogReader) -> Iterator[Located]:
+    readers: dict[str, MessageReader] = {}
+    with reader:
+        number = -1
+        try:
+            for number, (tag, _, _, _, values) in enumerate(reader.iter_raw()):
+                if tag == OPENED:
+                    readers[values[0]] = MessageReader(values[0], values[3])
+                elif tag == MESSAGE:
+                    stream, replayed, frames = values
+                    if stream not in readers:
+                        readers[stream] = MessageReader(str(stream))
+                    item = readers[stream].read(frames, replayed=bool(replayed))
+                    if item is not None:
+                        yield number, item
+        except LogDamaged as damage:
+            yield number + 1, Bad("KV002", f"byte {damage.byte_offset}: {damage.problem}")
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            yield number, Bad("KV002", f"the record's values are not a message's: {error}")

@@ -1,0 +1,561 @@
+"""Checking event streams: every rank's state, the rules between ranks, and the verdict.
+
+Owns: which rank an event belongs to, what is set aside by spelling, hash agreement, and the report. Refuses to know:
+files, sockets, and how lines and messages are read (``stream_sources``).
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+from xxhash import xxh3_64_intdigest
+
+from g2sim.actors.kv.blocks import HASH_SEED, sequence_hash
+from g2sim.actors.kv.wire import (
+    CLEARED,
+    DEVICE,
+    HASH_RULE,
+    HOST,
+    MODELLED_TIERS,
+    OTHER,
+    STORED,
+    TIERS,
+    Hash,
+    StreamEvent,
+    hash_key,
+    hash_kind,
+    tier_table,
+)
+from g2sim.actors.kv.wire_neutral import JOINED, Membership, Snapshot
+from g2sim.bus.errors import shorten
+from g2sim.scenarios.validate_pools import PoolAudit, RankId
+from g2sim.scenarios.validate_rules import BY_CODE, Finding, Findings, Severity, choose
+from g2sim.scenarios.validate_state import Change, Delivery, Place, RankState, describe, show
+
+REPORT_SCHEMA: Final = 1
+IDENTITY_MEMORY: Final = 200_000
+"""Blocks whose content is remembered to compare hashes; the memory is emptied when full, so that it is bounded."""
+
+
+class Copies(enum.StrEnum):
+    """Whether a block stored twice has two copies; AUTO counts them in vLLM's form, as vLLM expects."""
+
+    AUTO = "auto"
+    COUNTED = "counted"
+    LOGICAL = "logical"
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """How to check.
+
+    Attributes:
+        strict: refuse a run whose position contradicts its parent, instead of believing the position.
+        capacities: tier -> most blocks a rank; what a run log's header says comes first.
+        shared_host: all ranks see one host pool and must agree on it at the end.
+    """
+
+    codes: frozenset[str] = attrs.Factory(choose)
+    copies: Copies = Copies.AUTO
+    strict: bool = False
+    capacities: dict[str, int] = attrs.Factory(dict)
+    shared_host: bool = False
+    keep: int = 100
+
+
+@attrs.frozen(slots=True)
+class BatchArrived:
+    """A vLLM batch from a named publisher. ``number`` is its sequence number."""
+
+    worker_id: str | int
+    dp_rank: int
+    number: int
+    events: tuple[StreamEvent, ...]
+    replayed: bool
+
+
+@attrs.frozen(slots=True)
+class LogRecord:
+    """A record of a run log that is no KV event."""
+
+    tag: str
+    values: Sequence[Any]
+
+
+@attrs.frozen(slots=True)
+class LogSettings:
+    """What a run log's header says: role -> block size, device blocks and host blocks."""
+
+    device_blocks: dict[str, int]
+    host_blocks: dict[str, int]
+    block_sizes: dict[str, int]
+
+
+@attrs.frozen(slots=True)
+class Bad:
+    """Something that cannot be read. ``code`` is KV001 or KV002."""
+
+    code: str
+    problem: str
+
+
+Item = StreamEvent | BatchArrived | Membership | Snapshot | LogRecord | LogSettings | Bad
+
+
+@attrs.frozen(slots=True)
+class Source:
+    """A stream being read. ``unit`` names places in it: "line" or "record"."""
+
+    name: str
+    form: str
+    unit: str
+
+    def place(self, number: int | str) -> str:
+        return f"{self.name}:{number}" if self.unit == "line" else f"{self.name}: {self.unit} {number}"
+
+
+@attrs.define(slots=True)
+class _Rank:
+    """A rank, its present incarnation, and what earlier ones left behind."""
+
+    state: RankState
+    kinds: set[str]
+    left: bool = False
+    past_events: int = 0
+    past_changes: list[Change] = attrs.Factory(list)
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """What can be said of one rank at the end.
+
+    Attributes:
+        reason: why its state is not exact, None when it is; ``since`` says where that began.
+        blocks: copies by tier.
+    """
+
+    worker: str | int
+    dp_rank: int
+    reason: str | None
+    since: str | None
+    left: bool
+    events: int
+    blocks: dict[str, int]
+    gaps: list[tuple[int, int]]
+    changes: list[tuple[str, str | None]]
+
+    def text(self) -> str:
+        name = publisher(self.worker, self.dp_rank)
+        held = ", ".join(f"{tier} {count}" for tier, count in self.blocks.items())
+        state = "exact" if self.reason is None else f"not exact since {self.since}: {self.reason}"
+        gone = ", has left" if self.left else ""
+        back = "" if len(self.changes) < 2 else f" (changed {len(self.changes) - 1} times)"
+        return f"{name}: {state}{back}; {self.events} events; {held}{gone}"
+
+
+def publisher(worker: str | int, rank: int) -> str:
+    """How a rank is named in findings and verdicts."""
+    return f"{worker}/r{rank}"
+
+
+class Validator:
+    """Takes items in the order of delivery; see ``Item``.
+
+    Attributes:
+        findings: what was found so far.
+        tiers: number of events by tier, or by what was set aside and why.
+    """
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+        self.findings = Findings(self.options.codes, self.options.keep)
+        self.tiers: Counter[str] = Counter()
+        self.items = 0
+        self._ranks: dict[tuple[str | int, int], _Rank] = {}
+        self._source = Source("", "neutral", "line")
+        self._table = TIERS["neutral"]
+        self._place: Place = (self._source, 0)
+        self._settings = LogSettings({}, {}, {})
+        self._pools: PoolAudit | None = None
+        self._hashes_checked = not self.options.codes.isdisjoint(("KV901", "KV902", "KV903", "KV905"))
+        self._chain_checked = "KV904" in self.options.codes
+        self._contents: dict[Hash, tuple[Any, ...]] = {}
+        self._names: dict[tuple[Any, ...], Hash] = {}
+        self._plays: dict[Hash, str] = {}
+        self._modes: set[str] = set()
+
+    # -- input
+
+    def begin(self, source: Source) -> None:
+        """What follows comes from this source."""
+        self._source = source
+        self._table = TIERS[source.form]
+        self._modes.add(self._copies())
+        if source.form == "log":
+            self._pools = PoolAudit(self._say_pool, self._settings.host_blocks)
+
+    def end(self, place: int) -> None:
+        """The source is read."""
+        self._place = (self._source, place)
+        if self._pools is not None:
+            self._pools.finish(self._place)
+            self._pools = None
+
+    def feed(self, place: int, item: Item) -> None:
+        """Take one item; ``place`` is its line or record."""
+        self.items += 1
+        self._place = where = (self._source, place)
+        if isinstance(item, StreamEvent):
+            self._event(where, item)
+        elif isinstance(item, LogRecord):
+            if self._pools is not None:
+                self._pools.feed(where, item.tag, item.values)
+        elif isinstance(item, BatchArrived):
+            self._batch(where, item)
+        elif isinstance(item, Membership):
+            self._membership(where, item)
+        elif isinstance(item, Snapshot):
+            self._snapshot(where, item)
+        elif isinstance(item, LogSettings):
+            self._settings = item
+            self._pools = PoolAudit(self._say_pool, item.host_blocks)
+        elif isinstance(item, Bad):
+            self._say(item.code, where, None, None, item.problem)
+
+    # -- output
+
+    def state(self, worker: str | int, rank: int = 0) -> RankState:
+        """State of a rank; raises KeyError for one never heard of."""
+        return self._ranks[worker, rank].state
+
+    def ranks(self) -> list[tuple[str | int, int]]:
+        return list(self._ranks)
+
+    def overlap(self, chain: Sequence[Hash], tier: str | None = None) -> dict[tuple[str | int, int], int]:
+        """How many leading blocks of a chain each rank holds."""
+        return {key: rank.state.match(chain, tier) for key, rank in self._ranks.items()}
+
+    def finish(self) -> list[Verdict]:
+        """The stream is over: settle what is open, and say what is known of each rank."""
+        for rank in self._ranks.values():
+            rank.state.finish(self._place)
+        if self.options.shared_host:
+            self._compare_hosts()
+        return [self._verdict(key, rank) for key, rank in sorted(self._ranks.items(), key=lambda kv: str(kv[0]))]
+
+    def copies_used(self) -> list[str]:
+        return sorted(self._modes)
+
+    # -- events
+
+    def _event(self, where: Place, event: StreamEvent) -> None:
+        worker = event.worker_id
+        if worker is None:
+            self._say("KV003", where, None, event, "no worker_id; refused, it is not given to any worker")
+            return
+        key = (worker, event.dp_rank or 0)
+        rank = self._ranks.get(key)
+        if rank is None or rank.left:
+            rank = self._rank(where, key, event)
+        placed = self._placed(where, key, rank, event)
+        shared = self._source.form == "dynamo"
+        if event.event_id is None:
+            return
+        rank.state.deliver(Delivery(event.event_id, placed, where, event.replayed), shared_numbers=shared)
+        if self._pools is not None and placed and placed[0][1] == HOST and event.kind != CLEARED:
+            self._pools.announced(where, key, event.kind == STORED, event.hashes)  # type: ignore[arg-type]
+
+    def _batch(self, where: Place, batch: BatchArrived) -> None:
+        key = (batch.worker_id, batch.dp_rank)
+        rank = self._ranks.get(key)
+        if rank is None or rank.left:
+            rank = self._rank(where, key, None)
+        placed = [item for event in batch.events for item in self._placed(where, key, rank, event)]
+        rank.state.deliver(Delivery(batch.number, tuple(placed), where, batch.replayed))
+
+    def _placed(
+        self, where: Place, key: tuple[str | int, int], rank: _Rank, event: StreamEvent
+    ) -> tuple[tuple[StreamEvent, str | None], ...]:
+        """The event with its tier, or nothing if it is set aside. Its id counts in either case."""
+        kind = event.kind
+        if kind == OTHER:
+            self.tiers[f"set aside: tag {shorten(event.tag, 40)}"] += 1
+            if event.tag != "Ignored":
+                self._say("KV005", where, key, event, f"tag {shorten(event.tag, 40)} is not known; set aside")
+            return ()
+        medium = event.medium
+        tier = None if kind == CLEARED and medium is None else self._table.get(medium)
+        if tier is None and not (kind == CLEARED and medium is None):
+            self.tiers[f"set aside: medium {shorten(medium, 40)}"] += 1
+            self._say("KV201", where, key, event, f"medium {shorten(medium, 40)} is not in the table; set aside")
+            return ()
+        if kind == CLEARED and self._source.form == "dynamo":
+            tier = None  # Dynamo's cleared drops the worker on every tier, whatever tier is written beside it
+        if tier is not None and tier not in MODELLED_TIERS:
+            self.tiers[f"set aside: medium {shorten(medium, 40)}"] += 1
+            self._say("KV202", where, key, event, f"tier {tier} is not followed; set aside")
+            return ()
+        if kind == CLEARED:
+            self.tiers["cleared"] += 1
+            return ((event, tier),)
+        engine = event.engine
+        if event.group_idx or (engine is not None and engine.locality not in (None, "LOCAL")):
+            what = f"group {event.group_idx}" if event.group_idx else f"locality {engine.locality if engine else ''}"
+            self.tiers[f"set aside: {what}"] += 1
+            self._say("KV203", where, key, event, f"{what}; set aside")
+            return ()
+        self.tiers[tier or DEVICE] += 1
+        kinds = set(map(hash_kind, event.hashes))
+        if not kinds <= rank.kinds:
+            rank.kinds |= kinds
+            if len(rank.kinds) > 1:
+                self._say("KV004", where, key, event, f"{' and '.join(sorted(rank.kinds))}; {HASH_RULE}")
+        if kind == STORED:
+            if event.cache_id is not None:
+                self._check_plays(where, key, event)
+            if self._source.form == "log":
+                if self._chain_checked:
+                    self._check_chain(where, key, event)
+            elif self._hashes_checked and (engine is not None or event.tokens_hashes):
+                self._check_content(where, key, event)
+        return ((event, tier),)
+
+    def _rank(self, where: Place, key: tuple[str | int, int], event: StreamEvent | None) -> _Rank:
+        rank = self._ranks.get(key)
+        if rank is None:
+            rank = self._ranks[key] = _Rank(self._new_state(key), set())
+        elif rank.left:
+            self._say("KV613", where, key, event, "the worker has left and has not joined again; taken as joined")
+            self._start_anew(key, rank)
+        return rank
+
+    def _new_state(self, key: tuple[str | int, int]) -> RankState:
+        role = str(key[0]).rpartition("-")[0]
+        capacities = dict(self.options.capacities)
+        for tier, known in ((DEVICE, self._settings.device_blocks), (HOST, self._settings.host_blocks)):
+            if role in known:
+                capacities[tier] = known[role]
+
+        def report(code: str, place: Place, event: StreamEvent | None, problem: str, severity: Severity | None) -> None:
+            self._say(code, place, key, event, problem, severity)
+
+        counted = self._copies() == Copies.COUNTED
+        return RankState(report, counted=counted, strict=self.options.strict, capacities=capacities)
+
+    def _copies(self) -> Copies:
+        if self.options.copies is not Copies.AUTO:
+            return self.options.copies
+        return Copies.COUNTED if self._source.form == "vllm" else Copies.LOGICAL
+
+    def _start_anew(self, key: tuple[str | int, int], rank: _Rank) -> None:
+        rank.past_events += rank.state.events
+        rank.past_changes += rank.state.changes
+        del rank.past_changes[100:]
+        rank.state = self._new_state(key)
+        rank.kinds = set()
+        rank.left = False
+
+    def _membership(self, where: Place, item: Membership) -> None:
+        keys = [key for key in self._ranks if key[0] == item.worker_id and item.dp_rank in (None, key[1])]
+        here = [key for key in keys if not self._ranks[key].left]
+        who = (item.worker_id, item.dp_rank or 0)
+        if item.kind == JOINED:
+            for key in here:
+                if self._ranks[key].state.events:
+                    self._say("KV612", where, key, None, "joins while it is there; taken as new")
+                    self._ranks[key].state.finish(where)
+            for key in keys:
+                self._start_anew(key, self._ranks[key])
+            return
+        if not here:
+            self._say("KV611", where, who, None, "leaves but is not there")
+        for key in here:
+            rank = self._ranks[key]
+            rank.state.finish(where)
+            self._start_anew(key, rank)
+            rank.left = True
+
+    def _snapshot(self, where: Place, item: Snapshot) -> None:
+        key = (item.worker_id, item.dp_rank)
+        rank = self._ranks.get(key)
+        if rank is None or rank.left:
+            rank = self._rank(where, key, None)
+        runs: list[StreamEvent] = []
+        tiers: list[str] = []
+        for run in item.runs:
+            for event, tier in self._placed(where, key, rank, run):
+                runs.append(event)
+                tiers.append(tier or DEVICE)
+        rank.state.restore(runs, tiers, item.last_event_id, where)
+
+    # -- hash agreement
+
+    def _check_chain(self, where: Place, key: tuple[str | int, int], event: StreamEvent) -> None:
+        """In our own logs a block hash is the chain hash of its parent and its tokens hash."""
+        above = event.parent
+        for hash_, own in zip(event.hashes, event.tokens_hashes, strict=False):
+            if sequence_hash(above, own) != hash_:  # type: ignore[arg-type]
+                self._say("KV904", where, key, event, f"block {show(hash_)} is not the chain hash of its content")
+                return
+            above = hash_
+
+    def _check_content(self, where: Place, key: tuple[str | int, int], event: StreamEvent) -> None:
+        """A hash stands for one content behind one parent, and the other way round."""
+        engine = event.engine
+        contents: list[tuple[Any, ...]] = [(own,) for own in event.tokens_hashes]
+        namespace: tuple[Any, ...] = ()
+        if engine is not None:
+            namespace = (engine.lora_id, engine.lora_name)
+            size, tokens = engine.block_size or 0, engine.token_ids
+            if tokens and (not size or len(tokens) != size * len(event.hashes)):
+                problem = f"{len(tokens)} token ids for {len(event.hashes)} blocks of {size}"
+                self._say("KV905", where, key, event, problem)
+            if tokens and size:
+                data = array("I", tokens).tobytes()
+                hashed = [
+                    xxh3_64_intdigest(data[at : at + 4 * size], HASH_SEED)
+                    for at in range(0, len(data) - 4 * size + 1, 4 * size)
+                ]
+                plain = namespace == (None, None) and not engine.extra_keys
+                if plain and contents and contents != [(own,) for own in hashed]:
+                    self._say("KV903", where, key, event, "the tokens hashes are not those of the token ids")
+                contents = [(own,) for own in hashed]
+            if engine.extra_keys:
+                keys = engine.extra_keys
+                contents = [(*own, keys[idx] if idx < len(keys) else None) for idx, own in enumerate(contents)]
+        if len(self._contents) > IDENTITY_MEMORY:
+            self._contents.clear()
+            self._names.clear()
+        above = None if event.parent is None else hash_key(event.parent)
+        known_above = event.parent is not None or event.root
+        for hash_, content in zip(map(hash_key, event.hashes), contents, strict=False):
+            content = (*namespace, *content)
+            seen = self._contents.setdefault(hash_, content)
+            if seen != content:
+                self._say("KV901", where, key, event, f"block {show(hash_)} was announced with other content")
+            if known_above:
+                name = self._names.setdefault((above, *content), hash_)
+                if name != hash_:
+                    text = f"block {show(hash_)} has the content and the parent of block {show(name)}"
+                    self._say("KV902", where, key, event, text)
+            above, known_above = hash_, True
+
+    def _check_plays(self, where: Place, key: tuple[str | int, int], event: StreamEvent) -> None:
+        if len(self._plays) > IDENTITY_MEMORY:
+            self._plays.clear()
+        mine = event.cache_id or ""
+        for hash_ in map(hash_key, event.hashes):
+            owner = self._plays.setdefault(hash_, mine)
+            if owner != mine:
+                text = f"block {show(hash_)} of cache id {mine} was announced under cache id {owner}"
+                self._say("KV812", where, key, event, text)
+                return
+
+    def _compare_hosts(self) -> None:
+        here = {key: rank.state for key, rank in self._ranks.items() if not rank.left}
+        if len(here) < 2:
+            return
+        first_key = min(here, key=str)
+        wanted = here[first_key].resident(HOST)
+        for key, state in here.items():
+            differ = state.resident(HOST) ^ wanted
+            if differ:
+                few = ", ".join(sorted(map(show, differ))[:3])
+                text = f"{len(differ)} host blocks differ from {publisher(*first_key)}, e.g. {few}"
+                self._say("KV704", self._place, key, None, text)
+
+    # -- findings
+
+    def _say(
+        self,
+        code: str,
+        where: Place,
+        key: tuple[str | int, int] | None,
+        event: StreamEvent | None,
+        problem: str,
+        severity: Severity | None = None,
+    ) -> None:
+        if code not in self.options.codes:
+            return
+        source, number = where
+        self.findings.add(
+            Finding(
+                code=code,
+                severity=severity or BY_CODE[code].severity,
+                where=source.place(number),
+                publisher=None if key is None else publisher(*key),
+                event=None if event is None else describe(event),
+                problem=problem,
+            )
+        )
+
+    def _say_pool(self, code: str, place: Place, rank: RankId | None, problem: str) -> None:
+        self._say(code, place, rank, None, problem)
+
+    def _verdict(self, key: tuple[str | int, int], rank: _Rank) -> Verdict:
+        state = rank.state
+        changes = [(c.place[0].place(c.place[1]), c.reason) for c in rank.past_changes + state.changes]
+        return Verdict(
+            worker=key[0],
+            dp_rank=key[1],
+            reason=state.reason(),
+            since=None if state.exact or not changes else changes[-1][0],
+            left=rank.left,
+            events=rank.past_events + state.events,
+            blocks=dict(state.copies),
+            gaps=state.open_gaps(),
+            changes=changes,
+        )
+
+
+def report_value(validator: Validator, verdicts: Sequence[Verdict], version: str) -> dict[str, Any]:
+    """The whole result as plain values."""
+    findings = validator.findings
+    return {
+        "schema": REPORT_SCHEMA,
+        "version": version,
+        "mode": "true",
+        "copies": validator.copies_used(),
+        "placement": "strict" if validator.options.strict else "lenient",
+        "hash_rule": HASH_RULE,
+        "clean": findings.count(Severity.ERROR, Severity.WARNING) == 0,
+        "items": validator.items,
+        "events_by_tier": dict(sorted(validator.tiers.items())),
+        "counts": {f"{code} {severity}": number for (code, severity), number in sorted(findings.counts.items())},
+        "findings": [attrs.asdict(finding, value_serializer=lambda _i, _a, value: value) for finding in findings.kept],
+        "verdicts": [attrs.asdict(verdict) | {"exact": verdict.reason is None} for verdict in verdicts],
+    }
+
+
+def report_json(value: dict[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+
+def report_lines(validator: Validator, verdicts: Sequence[Verdict], *, most: int = 50) -> list[str]:
+    """The result for people: findings, then counts, then one verdict a rank."""
+    findings = validator.findings
+    lines = [finding.text() for finding in findings.kept[:most]]
+    total = sum(findings.counts.values())
+    if total > len(lines):
+        lines.append(f"... {total - len(lines)} more; --json has up to {validator.options.keep} of each rule")
+    if lines:
+        lines.append("")
+    for (code, severity), number in sorted(findings.counts.items()):
+        lines.append(f"{code} {BY_CODE[code].name}: {number} {severity}{'' if number == 1 else 's'}")
+    by_tier = ", ".join(f"{tier} {count}" for tier, count in sorted(validator.tiers.items())) or "none"
+    lines.append(f"events by tier: {by_tier}")
+    placement = "strict" if validator.options.strict else "lenient"
+    lines.append(f"mode true, copies {' and '.join(validator.copies_used()) or 'logical'}, placement {placement}")
+    if any("medium" in tier for tier in validator.tiers):
+        lines.append("tiers by spelling: " + "; ".join(f"{form} {text} {tier}" for form, text, tier in tier_table()))
+    if validator.findings.of("KV004"):
+        lines.append(f"hash rule: {HASH_RULE}")
+    lines.append("")
+    lines += [verdict.text() for verdict in verdicts]
+    return lines

@@ -1,0 +1,638 @@
+"""Residency of one rank as its event stream tells it, and the order its events belong in.
+
+Owns: which blocks a rank holds on each tier and where they sit in their sequence; gaps, late events and repeats; since
+when the state is exact. Refuses to know: files, wire forms, other ranks.
+
+Events are applied in the order of their ids. While ids are missing, what comes later is applied at once and can be
+taken back, so that a missing event that arrives after all takes its proper place. ``WINDOW`` bounds how much can be
+taken back; a gap older than that is given up. Memory is bounded by residency and by that window.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+
+from g2sim.actors.kv.wire import (
+    CLEARED,
+    DEVICE,
+    HOST,
+    REMOVED,
+    STORED,
+    Hash,
+    StreamEvent,
+    hash_key,
+    hash_keys,
+)
+from g2sim.bus.errors import shorten
+from g2sim.scenarios.validate_rules import Severity
+
+WINDOW: Final = 10_000
+"""Deliveries that can wait for a missing one; as many as vLLM keeps for a replay."""
+RECENT: Final = 256
+"""Deliveries remembered to tell a repeat from a reused id."""
+MOST_CHANGES: Final = 100
+
+Place = tuple[Any, int]
+"""Source and line or record in it."""
+
+Entry = tuple[int | None, Hash | None, int, int]
+"""Position in blocks, parent, copies on the device, copies on the host. Replaced, never changed."""
+
+Report = Callable[[str, Place, StreamEvent | None, str, Severity | None], None]
+"""Takes code, place, event, problem, and a severity when it is not the rule's own."""
+
+Undo = list[tuple[dict[Any, Any], Any, Any]]
+
+
+@attrs.define(slots=True)
+class Delivery:
+    """Events that share one id: one event, or the batch of a vLLM publisher. ``tiers``: tier of each, None for all."""
+
+    number: int
+    events: tuple[tuple[StreamEvent, str | None], ...]
+    place: Place
+    replayed: bool = False
+
+
+@attrs.define(slots=True)
+class _Step:
+    """A delivery that was applied while ids below it were missing, and what it takes to take it back."""
+
+    delivery: Delivery
+    undo: Undo = attrs.Factory(list)
+    findings: list[tuple[Any, ...]] = attrs.Factory(list)
+    before: tuple[Any, ...] = ()
+
+
+@attrs.frozen(slots=True)
+class Change:
+    """From ``place`` on the state is exact, or is not for a reason."""
+
+    place: Place
+    reason: str | None
+
+
+class RankState:
+    """One rank of one worker.
+
+    Args:
+        report: takes findings.
+        counted: a block listed twice has two copies; otherwise a second store of it has no effect.
+        strict: a run whose position contradicts its parent is refused; otherwise its position is believed.
+        capacities: tier -> most blocks, for tiers whose capacity is known.
+    Attributes:
+        blocks: hash -> entry, for every resident block.
+        changes: when the state became exact and when not; the first is the start.
+        covered: deliveries dropped because a snapshot covers them. ``recoveries``: snapshots applied.
+    """
+
+    def __init__(self, report: Report, *, counted: bool, strict: bool, capacities: dict[str, int]) -> None:
+        self.blocks: dict[Hash, Entry] = {}
+        self.copies = {DEVICE: 0, HOST: 0}
+        self.events = 0
+        self.covered = 0
+        self.recoveries = 0
+        self.changes: list[Change] = []
+        self.missing: list[tuple[int, int, Place, bool]] = []  # first, last, place where seen, late start
+        self.next_number: int | None = None
+        self._report = report
+        self._counted = counted
+        self._strict = strict
+        self._capacities = capacities
+        self._over: set[str] = set()
+        self._waiting: dict[Hash, tuple[Hash, ...]] = {}
+        self._unplaced = 0
+        self._steps: deque[_Step] = deque()
+        self._held: list[Delivery] = []  # taken back, in falling order of number
+        self._moot: list[tuple[int, int]] = []
+        self._lost: str | None = None
+        self._tainted: str | None = None
+        self._covered_to = -1
+        self._first: Delivery | None = None
+        self._recent: deque[Delivery] = deque(maxlen=RECENT)
+        self._step: _Step | None = None
+        self._last_ms: float | None = None
+
+    # -- what is known
+
+    @property
+    def exact(self) -> bool:
+        return not self.missing and self._lost is None and self._tainted is None
+
+    def reason(self) -> str | None:
+        """Why the state is not exact."""
+        if self.missing:
+            first, last, _, late = self.missing[0]
+            span = f"{first}" if first == last else f"{first}..{last}"
+            return f"late start, ids {span} are not known" if late else f"ids {span} are missing"
+        return self._lost or self._tainted
+
+    def open_gaps(self) -> list[tuple[int, int]]:
+        """Missing ids as ranges, late starts left out."""
+        return [(first, last) for first, last, _, late in self.missing if not late]
+
+    def match(self, chain: Sequence[Hash], tier: str | None = None) -> int:
+        """How many leading blocks of a chain are resident in their places, on a tier or (None) on any."""
+        self.settle()
+        for idx, hash_ in enumerate(chain):
+            entry = self.blocks.get(hash_key(hash_))
+            if entry is None or entry[0] != idx:
+                return idx
+            if tier is not None and not entry[2 if tier == DEVICE else 3]:
+                return idx
+        return len(chain)
+
+    def resident(self, tier: str) -> set[Hash]:
+        """Block hashes on a tier, placed or not."""
+        self.settle()
+        at = 2 if tier == DEVICE else 3
+        return {hash_ for hash_, entry in self.blocks.items() if entry[at]}
+
+    def sizes(self) -> tuple[int, int]:
+        """Number of nodes and of look-up entries held; both 0 for an empty rank."""
+        return len(self.blocks), len(self._waiting)
+
+    # -- order
+
+    def deliver(self, delivery: Delivery, *, shared_numbers: bool = False) -> None:
+        """Take what came next. ``shared_numbers``: events of one batch come one by one under one number."""
+        number, expected = delivery.number, self.next_number
+        if number == expected and not self.missing and not self._held:
+            self.next_number = number + 1
+            self._recent.append(delivery)
+            self._apply(delivery, None)
+            return
+        if number <= self._covered_to:
+            self.covered += 1
+            return
+        if expected is None:
+            self._first = delivery
+            if number:
+                self._report("KV105", delivery.place, _head(delivery), f"the stream begins at id {number}", None)
+                self.missing.append((0, number - 1, delivery.place, True))
+            self._take(delivery)
+        elif number >= expected:
+            if number > expected:
+                self.missing.append((expected, number - 1, delivery.place, False))
+            self._take(delivery)
+        elif shared_numbers and number == expected - 1:
+            self._take(delivery, again=True)
+        elif (gap := self._gap_of(number)) is not None:
+            self._take_late(delivery, gap)
+        else:
+            self._refuse_old(delivery)
+        self._mark(delivery.place)
+
+    def settle(self) -> None:
+        """Apply again what was taken back for a late event."""
+        while self._held:
+            self._apply_step(self._held.pop())
+        if not self.missing:
+            self._confirm()
+
+    def finish(self, place: Place) -> None:
+        """The stream, or this worker's part of it, is over: what is missing now stays missing."""
+        self.settle()
+        self._give_up(len(self.missing), "")
+        self._confirm()
+
+    def restore(self, runs: Sequence[StreamEvent], tiers: Sequence[str], last_number: int, place: Place) -> None:
+        """Replace the state by a snapshot that ends with ``last_number``."""
+        if self.next_number is not None and last_number < self.next_number - 1:
+            problem = f"the snapshot ends with {last_number}, events up to {self.next_number - 1} were applied"
+            self._report("KV622", place, None, problem, None)
+        self.settle()
+        self._give_up(len(self.missing), "a snapshot replaced the state")
+        self._confirm()
+        self._clear_all(None)
+        self._lost = self._tainted = None
+        self._moot.clear()
+        self.recoveries += 1
+        for run, tier in zip(runs, tiers, strict=True):
+            if run.parent is not None and hash_key(run.parent) not in self.blocks:
+                self._report("KV621", place, run, f"parent {show(run.parent)} comes later or not at all", None)
+            self._stored(run, tier, place, None, quiet=True)
+        self._covered_to = last_number
+        self.next_number = last_number + 1
+        self._recent.clear()
+        self._mark(place)
+
+    def _take(self, delivery: Delivery, *, again: bool = False) -> None:
+        if not again:
+            self.next_number = delivery.number + 1
+        self._recent.append(delivery)
+        self.settle()
+        if self.missing:
+            self._apply_step(delivery)
+        else:
+            self._apply(delivery, None)
+
+    def _apply_step(self, delivery: Delivery) -> None:
+        step = _Step(delivery)
+        step.before = (dict(self.copies), set(self._over), self._unplaced, self._tainted)
+        self._step = step
+        self._apply(delivery, step.undo)
+        self._step = None
+        if not self.missing:  # a clear has made what is missing irrelevant
+            self._confirm()
+            self._emit(step)
+            return
+        self._steps.append(step)
+        if len(self._steps) + len(self._held) > WINDOW:
+            self._emit(self._steps.popleft())
+            oldest = self._steps[0].delivery.number
+            older = sum(1 for gap in self.missing if gap[1] < oldest)
+            if older:
+                self._give_up(older, f"no longer waited for after {WINDOW} later ones")
+                if not self.missing:
+                    self._confirm()
+
+    def _take_late(self, delivery: Delivery, gap: int) -> None:
+        number = delivery.number
+        first, last, place, late_start = self.missing[gap]
+        while self._steps and self._steps[-1].delivery.number > number:
+            step = self._steps.pop()
+            for mapping, key, old in reversed(step.undo):
+                if old is None:
+                    mapping.pop(key, None)
+                else:
+                    mapping[key] = old
+            self.copies, self._over, self._unplaced, self._tainted = step.before
+            self._held.append(step.delivery)
+        parts = [(first, number - 1, place, late_start), (number + 1, last, place, late_start)]
+        self.missing[gap : gap + 1] = [part for part in parts if part[0] <= part[1]]
+        event = _head(delivery)
+        severity = Severity.NOTE if delivery.replayed else None
+        if event is not None and event.kind == CLEARED:
+            self._report("KV601", delivery.place, event, f"id {number} came after {self.next_number}", severity)
+        problem = f"id {number} came after id {(self.next_number or 0) - 1} and took its place"
+        self._report("KV106", delivery.place, event, problem, severity)
+        self._recent.append(delivery)
+        self._apply_step(delivery)
+        if not self.missing:
+            self.settle()
+
+    def _refuse_old(self, delivery: Delivery) -> None:
+        number = delivery.number
+        event = _head(delivery)
+        for first, last in self._moot:
+            if first <= number <= last:
+                problem = f"id {number} came after its gap was given up"
+                harmless = self.exact
+                self._report("KV107", delivery.place, event, problem, Severity.NOTE if harmless else None)
+                return
+        seen = [old for old in self._recent if old.number == number]
+        if self._first is not None and self._first.number == number:
+            seen.append(self._first)
+        if any(_same(old, delivery) for old in seen):
+            self._report("KV102", delivery.place, event, f"id {number} came before with the same content", None)
+        elif number == 0 and self.next_number != 1:
+            problem = f"id 0 follows id {(self.next_number or 0) - 1}; taken as a restart with empty caches"
+            self._report("KV104", delivery.place, event, problem, None)
+            self.reset()
+            self._first = delivery
+            self._take(delivery)
+        elif seen:
+            self._report("KV103", delivery.place, event, f"id {number} came before with other content", None)
+            self._tainted = self._tainted or f"id {number} has two contents"
+        else:
+            expected = self.next_number
+            self._report("KV102", delivery.place, event, f"id {number} is below the expected id {expected}", None)
+
+    def reset(self) -> None:
+        """Forget everything: the publisher starts anew."""
+        self.settle()
+        self._give_up(len(self.missing), "the publisher started anew")
+        self._confirm()
+        self._clear_all(None)
+        self._lost = self._tainted = None
+        self._moot.clear()
+        self._covered_to = -1
+        self.next_number = self._first = self._last_ms = None
+        self._recent.clear()
+
+    def _gap_of(self, number: int) -> int | None:
+        for idx, (first, last, _, _) in enumerate(self.missing):
+            if first <= number <= last:
+                return idx
+        return None
+
+    def _give_up(self, count: int, why: str) -> None:
+        """The first ``count`` gaps will not be filled."""
+        for first, last, place, late in self.missing[:count]:
+            span = f"id {first}" if first == last else f"ids {first}..{last}"
+            if not late:
+                self._report("KV101", place, None, f"{span} missing{f', {why}' if why else ''}", None)
+            self._lost = self._lost or (f"late start, {span} not known" if late else f"{span} missing")
+            if len(self._moot) < 1000:
+                self._moot.append((first, last))
+        del self.missing[:count]
+
+    def _confirm(self) -> None:
+        """Nothing is missing below what was applied, so none of it will be taken back."""
+        while self._steps:
+            self._emit(self._steps.popleft())
+
+    def _emit(self, step: _Step) -> None:
+        for finding in step.findings:
+            self._report(*finding)
+
+    def _find(
+        self, code: str, place: Place, event: StreamEvent | None, problem: str, severity: Severity | None = None
+    ) -> None:
+        """Report a finding, or keep it with the step while the step can still be taken back."""
+        if self._step is None:
+            self._report(code, place, event, problem, severity)
+        else:
+            self._step.findings.append((code, place, event, problem, severity))
+
+    def _mark(self, place: Place) -> None:
+        reason = self.reason()
+        if not self.changes or (self.changes[-1].reason is None) != (reason is None):
+            self.changes.append(Change(place, reason))
+            if len(self.changes) > MOST_CHANGES:
+                del self.changes[1]
+
+    # -- residency
+
+    def _apply(self, delivery: Delivery, undo: Undo | None) -> None:
+        place = delivery.place
+        if not self.changes:
+            self._mark(place)
+        for event, tier in delivery.events:
+            self.events += 1
+            if event.ts_ms is not None and not delivery.replayed:
+                if self._last_ms is not None and event.ts_ms < self._last_ms and undo is None:
+                    self._find("KV108", place, event, f"{event.ts_ms!r} ms follows {self._last_ms!r} ms")
+                self._last_ms = event.ts_ms
+            if event.kind == STORED:
+                self._stored(event, tier or DEVICE, place, undo)
+            elif event.kind == REMOVED:
+                self._removed(event, tier or DEVICE, place, undo)
+            elif event.kind == CLEARED:
+                self._cleared(event, tier, place, undo, delivery.number)
+
+    def _stored(self, event: StreamEvent, tier: str, place: Place, undo: Undo | None, *, quiet: bool = False) -> None:
+        hashes = hash_keys(event.hashes)
+        parent = event.parent if event.parent is None else hash_key(event.parent)
+        if parent in hashes or (len(hashes) > 1 and len(set(hashes)) != len(hashes)):
+            what = "names one of its blocks as parent" if parent in hashes else "lists a block twice"
+            self._find("KV402", place, event, f"the run {what}; refused")
+            self._taint(f"a refused store at {place[1]}", place)
+            return
+        blocks, waiting = self.blocks, self._waiting
+        position = event.position
+        if parent is not None:
+            above = blocks.get(parent)
+            if above is None:
+                if tier == DEVICE and not quiet:
+                    severity = None if self.exact else Severity.NOTE
+                    text = f"parent {show(parent)} is not resident; the run is kept, unattached"
+                    self._find("KV403", place, event, text, severity)
+            elif above[0] is not None:
+                if position is None:
+                    position = above[0] + 1
+                elif position != above[0] + 1:
+                    text = f"parent {show(parent)} sits at position {above[0]}, so its child cannot be at {position}"
+                    if self._refuse("KV401", place, event, text):
+                        return
+        elif event.root:
+            if position is None:
+                position = 0
+            elif position and self._refuse("KV401", place, event, f"a run without a parent cannot be at {position}"):
+                return
+        elif position is None:
+            if not quiet and not all(hash_ in blocks for hash_ in hashes):
+                self._find("KV405", place, event, "neither parent nor position; held as unplaced")
+        elif position:
+            self._find("KV406", place, event, f"no parent, yet at position {position}; the position is believed")
+        if self._strict and position is not None:
+            for idx, hash_ in enumerate(hashes):
+                known = blocks.get(hash_)
+                if known is not None and known[0] is not None and known[0] != position + idx:
+                    text = f"{show(hash_)} sits at position {known[0]}, not {position + idx}"
+                    self._refuse("KV404", place, event, text)
+                    return
+        device = tier == DEVICE
+        added = 0
+        above_hash = parent
+        for hash_ in hashes:
+            old = blocks.get(hash_)
+            if old is None:
+                new: Entry = (position, above_hash, 1, 0) if device else (position, above_hash, 0, 1)
+                added += 1
+                if position is None:
+                    self._unplaced += 1
+                    if above_hash is not None:
+                        self._wait(above_hash, hash_, undo)
+            else:
+                new = self._again(old, hash_, position, above_hash, device, event, place, undo)
+                added += new[2] + new[3] - old[2] - old[3]
+            if undo is not None:
+                undo.append((blocks, hash_, old))
+            blocks[hash_] = new
+            if new[0] is not None and hash_ in waiting:
+                self._resolve(hash_, new[0], undo)
+            above_hash = hash_
+            if position is not None:
+                position += 1
+        self.copies[tier] += added
+        capacity = self._capacities.get(tier)
+        if capacity is not None and self.copies[tier] > capacity and tier not in self._over:
+            self._over.add(tier)
+            self._find("KV501", place, event, f"{tier} holds {self.copies[tier]} blocks, capacity {capacity}")
+
+    def _again(
+        self,
+        old: Entry,
+        hash_: Hash,
+        position: int | None,
+        parent: Hash | None,
+        device: bool,
+        event: StreamEvent,
+        place: Place,
+        undo: Undo | None,
+    ) -> Entry:
+        """The entry of a block that is resident on this or another tier and is stored (again)."""
+        old_position, old_parent, on_device, on_host = old
+        if position is not None:
+            if old_position is None:
+                self._unplaced -= 1
+                if old_parent is not None:
+                    self._unwait(old_parent, hash_, undo)
+            elif position != old_position:
+                self._find("KV404", place, event, f"{show(hash_)} sits at position {old_position}, not {position}")
+            old_position = position
+        if parent is not None:
+            old_parent = parent
+        if (on_device if device else on_host) and not self._counted:
+            tier = DEVICE if device else HOST
+            self._find("KV301", place, event, f"{show(hash_)} is resident on {tier}")
+            return old_position, old_parent, on_device, on_host
+        return old_position, old_parent, on_device + device, on_host + (not device)
+
+    def _refuse(self, code: str, place: Place, event: StreamEvent, text: str) -> bool:
+        """Report a contradiction about places. Whether the event is refused for it."""
+        self._find(code, place, event, f"{text}; {'refused' if self._strict else 'the position is believed'}")
+        if self._strict:
+            self._taint(f"a refused store at {place[1]}", place)
+        return self._strict
+
+    def _taint(self, why: str, place: Place) -> None:
+        self._tainted = self._tainted or why
+        if self._step is None:
+            self._mark(place)
+
+    def _removed(self, event: StreamEvent, tier: str, place: Place, undo: Undo | None) -> None:
+        blocks = self.blocks
+        device = tier == DEVICE
+        gone = 0
+        absent: list[Hash] = []
+        for hash_ in hash_keys(event.hashes):
+            old = blocks.get(hash_)
+            if old is None or not old[2 if device else 3]:
+                absent.append(hash_)
+                continue
+            gone += 1
+            position, parent, on_device, on_host = old
+            if device:
+                on_device -= 1
+            else:
+                on_host -= 1
+            if undo is not None:
+                undo.append((blocks, hash_, old))
+            if on_device or on_host:
+                blocks[hash_] = (position, parent, on_device, on_host)
+                continue
+            del blocks[hash_]
+            if position is None:
+                self._unplaced -= 1
+                if parent is not None:
+                    self._unwait(parent, hash_, undo)
+        self.copies[tier] -= gone
+        if absent:
+            severity = None if self.exact else Severity.NOTE
+            names = ", ".join(map(show, absent[:5])) + (", ..." if len(absent) > 5 else "")
+            for _ in absent[:-1]:  # one finding a block in the count, one text for all
+                self._find("KV302", place, event, f"not resident on {tier}: {names}", severity)
+            self._find("KV302", place, event, f"not resident on {tier}: {names}", severity)
+        if self._over and self.copies[tier] <= self._capacities.get(tier, 0):
+            self._over.discard(tier)
+
+    def _cleared(self, event: StreamEvent, tier: str | None, place: Place, undo: Undo | None, number: int) -> None:
+        if tier is None:
+            self._clear_all(undo)
+            if all(gap[1] < number for gap in self.missing):
+                # Whatever was missed before, the rank is empty now.
+                for first, last, seen, late in self.missing:
+                    if not late:
+                        span = f"id {first}" if first == last else f"ids {first}..{last}"
+                        self._report("KV101", seen, None, f"{span} missing, before a clear of all tiers", None)
+                    self._moot.append((first, last))
+                self.missing.clear()
+                self._lost = self._tainted = None
+                self._mark(place)
+            return
+        keep = 3 if tier == DEVICE else 2
+        for hash_, old in list(self.blocks.items()):
+            position, parent, on_device, on_host = old
+            if undo is not None:
+                undo.append((self.blocks, hash_, old))
+            if old[keep]:
+                self.blocks[hash_] = (position, parent, 0, on_host) if keep == 3 else (position, parent, on_device, 0)
+                continue
+            del self.blocks[hash_]
+            if position is None:
+                self._unplaced -= 1
+                if parent is not None:
+                    self._unwait(parent, hash_, undo)
+        self.copies[tier] = 0
+        self._over.discard(tier)
+
+    def _clear_all(self, undo: Undo | None) -> None:
+        if undo is not None:
+            undo += [(self.blocks, key, entry) for key, entry in self.blocks.items()]
+            undo += [(self._waiting, key, children) for key, children in self._waiting.items()]
+        self.blocks.clear()
+        self._waiting.clear()
+        self.copies = {DEVICE: 0, HOST: 0}
+        self._over.clear()
+        self._unplaced = 0
+
+    # -- runs without a position: they wait for the block before them
+
+    def _wait(self, parent: Hash, child: Hash, undo: Undo | None) -> None:
+        old = self._waiting.get(parent)
+        if undo is not None:
+            undo.append((self._waiting, parent, old))
+        self._waiting[parent] = (child,) if old is None else (*old, child)
+
+    def _unwait(self, parent: Hash, child: Hash, undo: Undo | None) -> None:
+        old = self._waiting.get(parent)
+        if old is None or child not in old:
+            return
+        if undo is not None:
+            undo.append((self._waiting, parent, old))
+        left = tuple(item for item in old if item != child)
+        if left:
+            self._waiting[parent] = left
+        else:
+            del self._waiting[parent]
+
+    def _resolve(self, hash_: Hash, position: int, undo: Undo | None) -> None:
+        """Give a place to everything that waits for ``hash_``, which sits at ``position``."""
+        todo = [(hash_, position)]
+        while todo:
+            parent, at = todo.pop()
+            children = self._waiting.pop(parent, None)
+            if children is None:
+                continue
+            if undo is not None:
+                undo.append((self._waiting, parent, children))
+            for child in children:
+                old = self.blocks[child]
+                if undo is not None:
+                    undo.append((self.blocks, child, old))
+                self.blocks[child] = (at + 1, *old[1:])
+                self._unplaced -= 1
+                todo.append((child, at + 1))
+
+
+def show(value: Hash) -> str:
+    """A hash for people: integers as they are, bytes and text cut short."""
+    if isinstance(value, bytes):
+        return f"bytes:{value.hex() if len(value) <= 8 else value.hex()[:16] + '...'}"
+    return str(value) if isinstance(value, int) else shorten(value, 24)
+
+
+def describe(event: StreamEvent) -> str:
+    """One event in short."""
+    number = "" if event.event_id is None else f"#{event.event_id} "
+    if event.kind == CLEARED:
+        return f"{number}Cleared {event.medium or 'all tiers'}"
+    if event.kind not in (STORED, REMOVED):
+        return f"{number}{shorten(event.tag, 40)}"
+    names = ",".join(map(show, event.hashes[:4])) + (
+        f",... {len(event.hashes)} in all" if len(event.hashes) > 4 else ""
+    )
+    text = f"{number}{event.kind.capitalize()} {event.medium or 'no medium'} [{names}]"
+    if event.kind == REMOVED:
+        return text
+    parent = "-" if event.parent is None else show(event.parent)
+    return f"{text} parent {parent} position {'-' if event.position is None else event.position}"
+
+
+def _head(delivery: Delivery) -> StreamEvent | None:
+    return delivery.events[0][0] if delivery.events else None
+
+
+def _same(one: Delivery, other: Delivery) -> bool:
+    return [_content(event) for event, _ in one.events] == [_content(event) for event, _ in other.events]
+
+
+def _content(event: StreamEvent) -> tuple[Any, ...]:
+    return event.kind, event.medium, event.hashes, event.parent, event.position
