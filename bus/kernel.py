@@ -27,8 +27,8 @@ from g2sim.bus.errors import Deadlock, InvariantViolation, ProtocolError
 from g2sim.bus.events import Record
 from g2sim.bus.streams import RandomStream
 
-MAX_ROUNDS_PER_INSTANT = 100_000
-"""More rounds than this at one instant is a loop that never lets time pass."""
+MAX_TURNS_PER_INSTANT = 5_000_000
+"""More turns than this at one instant is a loop that never lets time pass."""
 
 
 @attrs.frozen(slots=True)
@@ -202,6 +202,7 @@ class Kernel:
         self._heap: list[tuple[float, int, int, int, int, Envelope]] = []
         self._sequence = 0
         self._round_had_effect = False
+        self._instant_first_turn = 0
         self._last_effect_ms = 0.0
         self._sinks: list[Sink] = []
         self._turn_observers: list[Callable[[], None]] = []
@@ -298,6 +299,11 @@ class Kernel:
                 heapq.heappop(heap)
             if heap and heap[0][0] == self.now_ms and heap[0][1] == self.round:
                 envelope = heapq.heappop(heap)[5]
+                if self.turn_idx - self._instant_first_turn > MAX_TURNS_PER_INSTANT:
+                    raise ProtocolError(
+                        f"time stands still at {self.now_ms!r} ms: {MAX_TURNS_PER_INSTANT} turns in {self.round + 1} "
+                        f"rounds; the next one is {envelope.slot.name}'s, in phase {envelope.phase}"
+                    )
                 self.phase = envelope.phase
                 self.turn_has_effect = True
                 return envelope
@@ -338,10 +344,6 @@ class Kernel:
         )
 
     def _start_round(self, round_idx: int) -> None:
-        if round_idx > MAX_ROUNDS_PER_INSTANT:
-            raise ProtocolError(
-                f"time stands still at {self.now_ms!r} ms: {round_idx} rounds, last at work in phase {self.phase}"
-            )
         self.round = round_idx
         self.phase = -1
         self._round_had_effect = False
@@ -357,6 +359,7 @@ class Kernel:
         if not time_ms > self.now_ms:
             raise InvariantViolation(f"time goes from {self.now_ms!r} to {time_ms!r} ms")
         self.now_ms = time_ms
+        self._instant_first_turn = self.turn_idx
         self._start_round(0)
 
     def _check_at_rest(self) -> None:

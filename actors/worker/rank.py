@@ -186,7 +186,7 @@ class Rank:
         self.pool = DevicePool(config.gpu_blocks)
         self.running: list[Sequence] = []
         self.queue: deque[Sequence] = deque()
-        self.connector: list[Sequence] = []
+        self._connector_places: list[Sequence] = []
         self.device_changes: list[DeviceChange] = []
         self.host_changes: list[PoolChange] = []
         self.restored: list[DeviceChange] = []
@@ -214,6 +214,15 @@ class Rank:
     def submit(self, given: RankRequest, handoff: int | None = None) -> None:
         """Put a request at the end of the waiting queue."""
         self.queue.append(Sequence(given, self._take_order(), handoff))
+
+    @property
+    def connector(self) -> list[Sequence]:
+        """The connector queue: sequences that wait for a transfer, or have waited for one, in their order.
+
+        A place is kept while its owner is elsewhere, until everything before it has gone: a sequence that is admitted,
+        preempted and then waits for a transfer again stands where it stood.
+        """
+        return [seq for seq in self._connector_places if seq.state is SequenceState.CONNECTOR]
 
     @property
     def ready(self) -> bool:
@@ -300,7 +309,7 @@ class Rank:
             elif outcome is _Give.BLOCKED:
                 break
             # A sequence that preempted itself has left the list, so idx names the next one already.
-        if self.queue or self.connector:
+        if self.queue or self._connector_places:
             yield from self._admit(now_ms, work, result)
         if self._has_host:
             for seq in running:
@@ -524,6 +533,7 @@ class Rank:
             self._held[seq.handoff] = seq
             result.reports.append(SourceIsHeld(seq.handoff, seq.request))
             return
+        seq.state = SequenceState.ENDED
         self._release_blocks(seq)
 
     def _reject(self, seq: Sequence, result: PassResult) -> None:
@@ -531,6 +541,7 @@ class Rank:
         self._unqueue(seq)
         if seq.blocks:
             raise InvariantViolation(f"request {seq.request} is rejected while it owns blocks")
+        seq.state = SequenceState.ENDED
         result.outputs.append(Output(seq.request, False, RequestStatus.REJECTED))
         if seq.handoff is not None:
             result.reports.append(SourceIsRejected(seq.handoff, seq.request))
@@ -551,15 +562,16 @@ class Rank:
             self._materialised.pop(0)
         if self._pending or (self.role is WorkerRole.DECODE and self._has_host and self._materialised):
             return self._materialised[0] if self._materialised else None
-        for seq in self.connector:
-            if not seq.asleep:
+        places = self._connector_places
+        while places and places[0].state is not SequenceState.CONNECTOR:
+            places.pop(0)
+        for seq in places:
+            if seq.state is SequenceState.CONNECTOR and not seq.asleep:
                 return seq
         return self.queue[0] if self.queue else None
 
     def _unqueue(self, seq: Sequence) -> None:
-        if seq.state is SequenceState.CONNECTOR:
-            self.connector.remove(seq)
-        else:
+        if seq.state is not SequenceState.CONNECTOR:
             self.queue.remove(seq)
         seq.asleep = False
 
@@ -568,7 +580,8 @@ class Rank:
         if seq.state is not SequenceState.CONNECTOR:
             self._unqueue(seq)
             seq.state = SequenceState.CONNECTOR
-            self.connector.append(seq)
+            if seq not in self._connector_places:
+                self._connector_places.append(seq)
         seq.asleep = True
 
     # -- host tier

@@ -33,12 +33,13 @@ class RankRequest:
 
 class SequenceState(enum.Enum):
     """Where a sequence is. QUEUED: waiting queue. CONNECTOR: connector queue. RUNNING: running list. HELD: a prefill
-    source whose blocks wait for the decode side."""
+    source whose blocks wait for the decode side. ENDED: it has left the rank."""
 
     QUEUED = "queued"
     CONNECTOR = "connector"
     RUNNING = "running"
     HELD = "held"
+    ENDED = "ended"
 
 
 class Load:
