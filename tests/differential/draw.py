@@ -137,7 +137,7 @@ def _trace(g: random.Random, pool_tokens: int, trace_block: int) -> list[dict[st
     for _ in range(g.randrange(1, 26)):
         ids = g.choice(families)[: g.randrange(1, most + 1)]
         if g.random() < 0.3:
-            ids = ids[: g.randrange(len(ids) + 1)] + [g.randrange(2000, 9000)]
+            ids = [*ids[: g.randrange(len(ids) + 1)], g.randrange(2000, 9000)]
         tokens = g.randrange((len(ids) - 1) * trace_block + 1, len(ids) * trace_block + 1)
         room = max(0, pool_tokens - tokens)
         output = g.choice([0, 1, 1, 2, 3, 5, 9, 17])

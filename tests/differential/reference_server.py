@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import tempfile
+from pathlib import Path
 
 os.environ["RUST_LOG"] = "off"
 os.environ["DYN_LOG"] = "off"
@@ -22,13 +23,13 @@ def answer(case: dict) -> dict:
             trace.write(json.dumps(row, separators=(",", ":")) + "\n")
     call = dict(case["call"], trace_format=case["trace_format"])
     try:
-        # Capture orders requests by random ids, which moves the last bit of means: the summary comes from a run without.
+        # Capture orders requests by random ids, which moves the last bit of means: take the summary from a run without.
         plain = run_trace_replay(trace.name, **call)
         captured = run_trace_replay(trace.name, **call, capture_per_request=True)
     except Exception as error:
         return {"error": str(error)}
     finally:
-        os.unlink(trace.name)
+        Path(trace.name).unlink()
     rows = [plain_row(row) for row in captured.per_request or []]
     return {"summary": plain.summary, "per_request": rows}
 

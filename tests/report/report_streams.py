@@ -103,9 +103,16 @@ def recording(folder: str, name: str) -> dict[str, Any]:
 
 
 def recorded_names(folder: str) -> list[str]:
-    """Recordings of runs that ended, not of runs that the reference gave up."""
-    paths = sorted((ORACLE / folder).glob("*.json"))
-    return [path.stem for path in paths if "summary" in json.loads(path.read_text()).get("expected", {})]
+    """Recordings of aggregated runs that ended, not of runs that the reference gave up.
+
+    Hand-offs have more instants than a recording has rows for; tests/oracle checks those end to end.
+    """
+    cases = {path.stem: json.loads(path.read_text()) for path in sorted((ORACLE / folder).glob("*.json"))}
+    return [
+        name
+        for name, case in cases.items()
+        if "summary" in case.get("expected", {}) and "num_prefill_workers" not in case["call"]
+    ]
 
 
 def recorded_info(case: dict[str, Any], **change: Any) -> RunInfo:

@@ -31,6 +31,7 @@ from g2sim.actors.config import (
     SlaConfig,
     WorkerRole,
 )
+from g2sim.actors.handoff.events import DestinationActivated, DestinationReserved, SourceHeld, SourceReleased
 from g2sim.actors.host_pool.events import (
     ClientRetired,
     HostBlocksEvicted,
@@ -43,6 +44,7 @@ from g2sim.actors.worker.events import PassStarted, RequestPreempted
 from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
 from g2sim.scenarios.report import ReportFold, RunInfo, report_text, row_text
+from g2sim.scenarios.request_rows import HANDOFF_STEPS
 
 CLIENT = {"worker": 0, "role": "aggregated", "dp_rank": 0}
 
@@ -65,7 +67,7 @@ def prepared(transfer: int, *blocks: int, pool: str = "g2") -> StorePrepared:
 
 
 def landed(transfer: int) -> StoreLanded:
-    return StoreLanded(pool="g2", transfer=transfer)
+    return StoreLanded(pool="g2", transfer=transfer, ended_ms=0.0)
 
 
 def evicted(*blocks: int) -> HostBlocksEvicted:
@@ -79,7 +81,7 @@ def loading(transfer: int, *blocks: int, request: int = 0) -> LoadQueued:
 
 
 def loaded(transfer: int) -> LoadFinished:
-    return LoadFinished(pool="g2", transfer=transfer)
+    return LoadFinished(pool="g2", transfer=transfer, ended_ms=0.0)
 
 
 # Zero, one, two tokens; no time; no requests -----------------------------------------------------------------------
@@ -255,14 +257,22 @@ def test_only_completed_requests_enter_the_summary_but_every_end_has_a_row(statu
 def test_with_separate_pools_decode_makes_the_visible_tokens_and_prompts_are_booked_to_prefill() -> None:
     """What a prefill pass produced is dropped; scheduler numbers are worker * dp_size + rank; GPUs are per role."""
     pools = pool_info("prefill", dp_size=2, gpus_per_worker=2), pool_info("decode", workers=2, gpus_per_worker=4)
+    source: dict[str, Any] = {"request": 0, "handoff": 1, "worker": 0, "role": "prefill", "dp_rank": 1}
+    target: dict[str, Any] = {"request": 0, "handoff": 1, "worker": 1, "role": "decode", "dp_rank": 0}
     stream = [
         *[(0.0, arrived(0, tokens=9)), (0.0, placed(0, pool="prefill", dp_rank=1, scheduler=1))],
         *[(1.0, admitted(0, role="prefill", dp_rank=1, reused=4)), (5.0, pass_ended(0, role="prefill"))],
-        *[(5.0, placed(0, pool="decode", worker=1)), (6.0, admitted(0, role="decode", worker=1))],
+        *[(5.0, SourceHeld(**source)), (5.0, placed(0, pool="decode", worker=1))],
+        *[(5.25, DestinationReserved(fresh_blocks=1, **target)), (5.75, DestinationActivated(**target))],
+        (6.0, admitted(0, role="decode", worker=1)),
         *[(time_ms, pass_ended(0, role="decode", worker=1)) for time_ms in (7.0, 8.0)],
-        *[(8.0, ended(0, role="decode", worker=1)), (8.0, run_finished(prefill=3600.0, decode=7200.0))],
+        *[(8.0, ended(0, role="decode", worker=1)), (9.0, SourceReleased(canceled=False, **source))],
+        (9.0, run_finished(prefill=3600.0, decode=7200.0)),
     ]
     report, (row,) = fold(run_info(*pools), *stream)
+    assert [row[name] for name in HANDOFF_STEPS] == [5.0, 5.25, 5.75, 9.0]
+    assert list(row["ttft_parts_ms"].values()) == [1.0, 0.0, 0.0, 4.0, 0.25, 0.5, 0.25, 1.0]
+    assert sum(row["ttft_parts_ms"].values()) == row["ttft_ms"]
     assert (row["output_length"], row["first_token_ms"], row["ttft_ms"]) == (2, 7.0, 7.0)
     assert (row["prefill_worker_idx"], row["decode_worker_idx"]) == (1, 1)
     assert (row["prefill_admit_ms"], row["decode_admit_ms"]) == (1.0, 6.0)
