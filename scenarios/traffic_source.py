@@ -99,7 +99,7 @@ def _agentic(scenario: Scenario, source: TraceSource, path: Path) -> Traffic:
         },
     }
     if corpus.nested_basis is not None:
-        facts["weka_nested_timestamp_basis"] = corpus.nested_basis
+        facts["weka_nested_timestamp_basis"] = str(corpus.nested_basis)
     return Traffic(
         driver=driver, agentic=facts, play_ids=tuple(play.play_id for play in graph.plays), notes=corpus.notes
     )

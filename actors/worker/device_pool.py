@@ -243,14 +243,14 @@ class DevicePool:
         return None
 
     def check(self) -> None:
-        """Raise InvariantViolation unless the books agree. Costs O(capacity)."""
+        """Raise InvariantViolation unless the books agree. Costs O(resident blocks), and a scan of the memory."""
         cached = len(self._primary) + sum(map(len, self._younger.values()))
         if not len(self._free) + self.reserved_blocks + self.copies == self.capacity_blocks:
             raise InvariantViolation(
                 f"device pool: free {len(self._free)} + reserved {self.reserved_blocks} + copies {self.copies} "
                 f"!= capacity {self.capacity_blocks}"
             )
-        if not cached == sum(hash_ is not None for hash_ in self._hash):
+        if not cached == self.capacity_blocks - self._hash.count(None):
             raise InvariantViolation("device pool: hash index and memory disagree")
         for hash_, block in self._primary.items():
             if not self._hash[block] == hash_:

@@ -170,9 +170,9 @@ def same_value(name: str, expected: Any, got: Any, *, rounded: bool) -> bool:
         return True
     if not isinstance(expected, float) or not isinstance(got, float):
         return False
-    if name.startswith("std_"):
-        return abs(got - expected) <= STD_TOLERANCE * max(1.0, abs(expected))
-    return rounded and float(f"{got:.12g}") == expected
+    if rounded and float(f"{got:.12g}") == expected:
+        return True
+    return name.startswith("std_") and abs(got - expected) <= STD_TOLERANCE * max(1.0, abs(expected))
 
 
 def _compare_rows(expected: list[Row], got: list[Row]) -> Difference | None:

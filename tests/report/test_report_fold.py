@@ -199,13 +199,18 @@ def test_the_parts_of_the_time_to_first_token_add_up() -> None:
     assert row["ttft_parts_ms"] == {"queue": 5.0, "host_load": 8.0, "restored_wait": 0.0, "prefill": 13.0}
     assert sum(row["ttft_parts_ms"].values()) == row["ttft_ms"] == 26.0
     assert report["ttft_parts_mean_ms"] == row["ttft_parts_ms"]
+    source: dict[str, Any] = {"request": 0, "handoff": 1, "worker": 0, "role": "prefill", "dp_rank": 0}
+    target = source | {"role": "decode"}
     separate = [
         *[*queued, (24.0, placed(0, pool="prefill")), (24.0, admitted(0, role="prefill"))],
-        *[(36.0, placed(0, pool="decode")), (36.0, admitted(0, role="decode"))],
+        *[(30.0, SourceHeld(**source)), (30.0, placed(0, pool="decode"))],
+        *[(31.0, DestinationReserved(fresh_blocks=1, **target)), (34.0, DestinationActivated(**target))],
+        *[(34.0, SourceReleased(canceled=False, **source)), (36.0, admitted(0, role="decode"))],
         *[(37.0, pass_ended(0, role="decode")), (37.0, ended(0, role="decode"))],
     ]
     _, (row,) = fold(run_info(pool_info("prefill"), pool_info("decode"), **host), *separate)
-    parts = {"queue": 5.0, "host_load": 8.0, "restored_wait": 1.0, "prefill_and_handoff": 12.0, "decode": 1.0}
+    parts = {"queue": 5.0, "host_load": 8.0, "restored_wait": 1.0, "prefill": 6.0}
+    parts |= {"reservation": 1.0, "transfer": 3.0, "decode_queue": 2.0, "decode": 1.0}
     assert row["ttft_parts_ms"] == parts
     assert sum(parts.values()) == row["ttft_ms"] == 27.0
 

@@ -1,0 +1,56 @@
+# Everything runs in .venv; the reference wheel, which only tests use, lives in an environment of its own.
+VENV := .venv
+PY := $(VENV)/bin/python
+REFERENCE := build/reference
+TYPES := build/types/g2sim
+
+.PHONY: demo test check differential reference install clean
+
+demo: $(VENV)/installed
+	$(VENV)/bin/g2sim run scenarios/library/agentx-g2-shared.yaml
+
+test: $(VENV)/test-installed check
+	$(PY) -m pytest
+
+check: $(VENV)/test-installed $(TYPES)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy -p g2sim
+
+# make differential COUNT=5000 FIRST=1; without FIRST a fresh seed is drawn and printed.
+COUNT ?= 300
+differential: $(VENV)/test-installed $(REFERENCE)/installed
+	$(PY) tests/differential/run.py --reference $(REFERENCE)/bin/python --count $(COUNT) $(if $(FIRST),--first $(FIRST))
+
+reference: $(REFERENCE)/installed
+
+install: $(VENV)/installed
+
+$(VENV)/bin/python:
+	python3 -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/test-installed: pyproject.toml | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@ $(VENV)/installed
+
+$(REFERENCE)/installed:
+	python3 -m venv $(REFERENCE)
+	$(REFERENCE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1
+	$(REFERENCE)/bin/python -m pip install --quiet --disable-pip-version-check \
+		pydantic uvloop pyyaml typing_extensions pyzmq msgspec
+	touch $@
+
+# The folders under the names they are imported by, for type checkers and editors.
+$(TYPES):
+	mkdir -p $@
+	ln -sfn ../../../bus $@/bus
+	ln -sfn ../../../actors $@/actors
+	ln -sfn ../../../scenarios $@/scenarios
+
+clean:
+	rm -rf build $(VENV)
