@@ -1,13 +1,12 @@
-"""Wall time and turns per second of the Mooncake session workload: 400 sessions of 4 growing turns, 4 workers, one pool.
+"""Wall time and turns per second of the Mooncake session workload: 400 sessions of 4 growing turns over one pool.
 
-    python benchmarks/sessions.py [--sessions N] [--log] [--driver trio|inline] [--json]
+python benchmarks/sessions.py [--sessions N] [--log] [--driver trio|inline] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import resource
 import tempfile
 import time
@@ -21,8 +20,7 @@ from g2sim.scenarios.schema import Scenario
 
 def write_trace(path: Path, sessions: int, turns: int = 4, step_tokens: int = 1024, block: int = 512) -> None:
     """Sessions 250 ms apart whose prompts grow by ``step_tokens`` a turn; 256 output tokens each."""
-    fresh = random.Random(1)
-    next_id = fresh.randrange(1, 2)
+    next_id = 1
     rows = []
     for session in range(sessions):
         ids: list[int] = []

@@ -41,7 +41,7 @@ def test_a_recorded_agentic_case_is_equal_or_refused_as_recorded(path: Path) -> 
     """
     case = load_case(path)
     if path.stem in ("error_weka_model_not_declared", "error_real_weka_trace_0291"):
-        outcome = run(case)
+        outcome = run(case, verify=False)
         assert outcome.error is None
         assert outcome.report is not None
         assert any("models" in note for note in outcome.report["notes"])
@@ -113,8 +113,7 @@ def test_run_py_prints_one_line_a_case_and_exits_1_on_a_difference(tmp_path: Pat
         "restore_shared.json: equal",
         "bad.json: request 0 (arrival 0.0): ttft_ms: expected 3.0, got 2.0",
     ]
-    missing = subprocess.run(
-        [sys.executable, HERE / "run.py", tmp_path / "none.json"], capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [sys.executable, HERE / "run.py", tmp_path / "none.json"]
+    missing = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert missing.returncode == 2
     assert "Traceback" not in missing.stderr

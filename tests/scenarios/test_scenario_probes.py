@@ -120,7 +120,6 @@ def expected(name: str) -> tuple[str, Any]:
     return field, json.loads(name.split("=", 1)[1]) if value is ... else value
 
 
-@pytest.mark.usefixtures("roles_opened")
 class TestProbes:
     @pytest.mark.parametrize("name", [*PROBES, *(name for name, probe in HOST.items() if not probe["accepted"])])
     def test_what_the_reference_refuses_is_refused_by_field_and_value(self, name: str) -> None:
@@ -147,7 +146,6 @@ class TestProbes:
         assert refused == set(SAID)
 
 
-@pytest.mark.usefixtures("roles_opened")
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_recorded_run_can_be_described(path: Any) -> None:
     recorded = json.loads(path.read_text())
@@ -198,7 +196,6 @@ def test_names_and_numbers_of_a_call_arrive() -> None:
     assert resolved["evaluation"]["sla"]["e2e_ms"] == 9.0
 
 
-@pytest.mark.usefixtures("roles_opened")
 def test_the_seats_of_a_call_are_256_for_every_role() -> None:
     """Scenario files give a prefill worker one seat; calls of the reference do not."""
     arguments = {"engine": {"num_gpu_blocks": 8}}

@@ -745,7 +745,6 @@ class TestWhatIsBuilt:
         )
 
 
-@pytest.mark.usefixtures("roles_opened")
 class TestDisaggregated:
     def test_a_role_that_is_missing_or_too_many(self) -> None:
         for role in ("prefill", "decode"):

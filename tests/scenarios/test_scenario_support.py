@@ -233,7 +233,6 @@ class TestAgenticTrafficOverAHostTier:
             assert refusal(changed(agentic_g2(), bad)).problem == f"not supported: {RULES[rule_id].what}"
             Scenario.from_dict(changed(traced("weka"), bad))
 
-    @pytest.mark.usefixtures("roles_opened")
     @pytest.mark.parametrize("role", ["prefill", "decode"])
     def test_every_role_is_looked_at(self, role: str) -> None:
         values = disaggregated()
@@ -259,16 +258,6 @@ class TestAgenticTrafficOverAHostTier:
 
 
 class TestGates:
-    @pytest.mark.skipif("disaggregated" not in RULES, reason="separate roles are open")
-    def test_separate_roles_are_closed_by_one_rule(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        error = refusal(disaggregated())
-        assert error.field == "engine.mode"
-        assert "not supported: separate prefill and decode workers; got 'disaggregated'; allowed: aggregated" in str(
-            error
-        )
-        monkeypatch.setattr(support, "RULES", without_rule("disaggregated"))
-        assert Scenario.from_dict(disaggregated()).deployment.disaggregated
-
     def test_the_first_rule_of_the_table_speaks(self) -> None:
         values = changed(aggregated(), {"engine.backend": "sglang", "execution": {"x": 1}, REPLICAS: 0})
         assert refusal(values).field == REPLICAS
