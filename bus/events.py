@@ -10,7 +10,7 @@ when it is published (see ``Record``).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast, dataclass_transform
 
 import attrs
@@ -38,11 +38,11 @@ class EventType:
     fields: tuple[str, ...]
     values: Callable[[Any], tuple[Any, ...]]
 
-    def build(self, values: list[Any] | tuple[Any, ...]) -> Any:
-        """Event from decoded field values. Lists become tuples, so that what is read equals what was written."""
+    def build(self, values: Sequence[Any]) -> Any:
+        """Event from field values in wire order, as the log reader gives them (arrays inside a value are tuples)."""
         if len(values) != len(self.fields):
             raise ProtocolError(f"event {self.tag}: {len(values)} values for {len(self.fields)} fields")
-        return self.cls(**dict(zip(self.fields, map(_frozen, values), strict=True)))
+        return self.cls(**dict(zip(self.fields, values, strict=True)))
 
 
 BY_TAG: dict[str, EventType] = {}
@@ -91,9 +91,3 @@ class Record:
     source: str
     cause: int
     event: Any
-
-
-def _frozen(value: Any) -> Any:
-    if type(value) is list:
-        return tuple(map(_frozen, value))
-    return value

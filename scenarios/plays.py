@@ -1,6 +1,6 @@
 """Plays in the report: outcomes, trajectories, and the digest of what happened in which order.
 
-Owns: the fold of agentic events into the report's play fields, and what a lifecycle event says.
+Owns: the fold of agentic events into the report's play fields, and the order of lifecycle events in it.
 Refuses to know: how plays are driven (``g2sim.actors.traffic``), and tokens.
 
 Source: workloads 12; the digest is checked against the reference's recordings.
@@ -12,16 +12,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import attrs
-from blake3 import blake3
 
-from g2sim.actors.traffic.canonical_json import canonical_json
 from g2sim.actors.traffic.events import PlaySettled, RequestArrived, RequestSkipped
+from g2sim.actors.traffic.lifecycle import LifecycleDigest, LifecycleEvent
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.bus.errors import InvariantViolation
 from g2sim.scenarios.statistics import exact_distribution
-
-_LIFECYCLE_SCHEMA = "aisimulate.agentic.lifecycle.v1"
-_LIFECYCLE_PREFIX = b"aisimulate-agentic-lifecycle-v1\0"
 
 
 @attrs.define(slots=True)
@@ -73,7 +69,7 @@ class PlayFold:
 
     def __init__(self, *, lifecycle: bool) -> None:
         self._plays: dict[str, _Play] = {}
-        self._lifecycle = _Lifecycle() if lifecycle else None
+        self._lifecycle = LifecycleDigest() if lifecycle else None
         self._handover_ms = 0.0
         self._terminals: list[_Terminal] = []
         self._skips: dict[tuple[str, str], list[str]] = {}
@@ -91,7 +87,7 @@ class PlayFold:
         if play.first_dispatch_ms is None:
             play.first_dispatch_ms = time_ms
         if self._lifecycle is not None:
-            self._lifecycle.add(time_ms, play_id, "dispatch", request_id=request_id)
+            self._lifecycle.feed(time_ms, play_id, request_id, LifecycleEvent.DISPATCH)
 
     def ended(self, time_ms: float, arrival: RequestArrived, status: str) -> None:
         play_id, request_id = _identified(arrival)
@@ -145,7 +141,7 @@ class PlayFold:
             lifecycle = self._lifecycle.copy()
             self._write_handover(lifecycle)
             fields["agentic_lifecycle_event_count"] = lifecycle.count
-            fields["agentic_lifecycle_digest"] = lifecycle.digest()
+            fields["agentic_lifecycle_digest"] = lifecycle.hexdigest()
         return fields
 
     def _open(self, time_ms: float, *, is_end: bool = False) -> None:
@@ -160,52 +156,20 @@ class PlayFold:
         self._skips.clear()
         self._settled.clear()
 
-    def _write_handover(self, lifecycle: _Lifecycle) -> None:
+    def _write_handover(self, lifecycle: LifecycleDigest) -> None:
         """All causal terminals by node ordinal, each with what it dropped; then all quiescences by node ordinal."""
         at_ms = self._handover_ms
         terminals = sorted(self._terminals, key=lambda terminal: terminal.ordinal)
         for item in terminals:
-            lifecycle.add(at_ms, item.play_id, "causal_terminal", request_id=item.request_id, status=item.status)
+            status = RequestStatus(item.status)
+            lifecycle.feed(at_ms, item.play_id, item.request_id, LifecycleEvent.CAUSAL_TERMINAL, status)
             for name in self._skips.get((item.play_id, item.request_id), ()):
-                lifecycle.add(at_ms, item.play_id, "skipped", request_id=name)
+                lifecycle.feed(at_ms, item.play_id, name, LifecycleEvent.SKIPPED)
         last_of_play = {terminal.play_id: terminal for terminal in terminals}
         for item in terminals:
-            lifecycle.add(at_ms, item.play_id, "quiescent", request_id=item.request_id)
+            lifecycle.feed(at_ms, item.play_id, item.request_id, LifecycleEvent.QUIESCENT)
             if item is last_of_play[item.play_id] and item.play_id in self._settled:
-                lifecycle.add(at_ms, item.play_id, "play_quiescent")
-
-
-class _Lifecycle:
-    """Number of lifecycle events so far and their running BLAKE3."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._hash = blake3(_LIFECYCLE_PREFIX)
-
-    def add(
-        self, at_ms: float, play_id: str, event: str, *, request_id: str | None = None, status: str | None = None
-    ) -> None:
-        fields = {
-            "schema": _LIFECYCLE_SCHEMA,
-            "ordinal": self.count,
-            "at_ms": at_ms,
-            "play_id": play_id,
-            "request_id": request_id,
-            "event": event,
-            "status": status,
-        }
-        line = canonical_json({key: value for key, value in fields.items() if value is not None}) + "\n"
-        self._hash.update(line.encode())
-        self.count += 1
-
-    def copy(self) -> _Lifecycle:
-        twin = _Lifecycle()
-        twin.count = self.count
-        twin._hash = self._hash.copy()
-        return twin
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
+                lifecycle.feed(at_ms, item.play_id, None, LifecycleEvent.PLAY_QUIESCENT)
 
 
 def _identified(arrival: RequestArrived) -> tuple[str, str]:
