@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from g2sim.actors.router.policy import POLICIES
 from g2sim.scenarios.fields import ABSENT
 from g2sim.scenarios.yaml_source import KeyPath
 
@@ -324,9 +325,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="router-policy",
-        what="a placement policy other than round_robin",
-        fields={"router.policy": only("round_robin")},
-        allowed="round_robin",
+        what="this placement policy",
+        fields={"router.policy": only(*POLICIES)},
+        allowed=", ".join(POLICIES),
     ),
     Rule(
         id="router-settings",
