@@ -49,6 +49,8 @@ def test_the_wheel_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> 
     where = "import importlib.resources as r; print(r.files('g2sim.scenarios.library') / 'agentx-g2-shared.yaml')"
     found = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True, timeout=60).stdout.strip()
     assert str(tmp_path) in found
-    run = subprocess.run([command, "run", found], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    run = subprocess.run(
+        [command, "run", found], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
     assert run.returncode == 0, run.stderr
     assert "3 completed" in run.stdout

@@ -91,7 +91,14 @@ def test_a_bad_trace_row_is_named_by_file_and_line_and_nothing_is_left(g2sim: Cl
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nosuch"], ["run"], ["run", "missing.yaml"], ["run", "x.yaml", "--seed", "-1"], ["report", "nowhere"], ["report"]],
+    [
+        ["nosuch"],
+        ["run"],
+        ["run", "missing.yaml"],
+        ["run", "x.yaml", "--seed", "-1"],
+        ["report", "nowhere"],
+        ["report"],
+    ],
 )
 def test_bad_usage_exits_2_without_a_traceback(g2sim: Cli, arguments: list[str]) -> None:
     done = g2sim(*arguments)
