@@ -113,6 +113,7 @@ class TrioDriver:
         except StopIteration as stop:
             return stop.value
         finally:
+            result.close()  # a turn that fails half-way must not linger until it is collected elsewhere
             slot.in_turn = False
 
     def _stalled(self) -> None:
@@ -153,6 +154,7 @@ class InlineDriver:
         except StopIteration as stop:
             return stop.value
         finally:
+            result.close()  # a turn that fails half-way must not linger until it is collected elsewhere
             slot.in_turn = False
 
 

@@ -637,7 +637,7 @@ def test_a_full_disk_is_noticed_at_the_header_and_at_the_end() -> None:
 def test_a_buffered_file_on_a_full_disk_is_noticed_by_finish() -> None:
     """Python's own buffer may hold a small log back until it is flushed. Closing the file then fails too."""
     said = ""
-    with pytest.raises(OSError, match="No space left"), Path("/dev/full").open("wb") as file:  # noqa: PT012
+    with pytest.raises(OSError, match="No space left"), Path("/dev/full").open("wb") as file:
         writer = LogWriter(file, version="1", seed=1, scenario={}, events=[])
         try:
             writer.finish("finished")
