@@ -323,18 +323,9 @@ RULES: tuple[Rule, ...] = (
         allowed="leave it out",
     ),
     Rule(
-        id="router-policy",
-        what="a placement policy other than round_robin",
-        fields={"router.policy": only("round_robin")},
-        allowed="round_robin",
-    ),
-    Rule(
-        id="router-settings",
-        what="a setting of the KV router",
-        fields={
-            **_unset("router.overlap_score_credit", "router.prefill_load_scale", "router.temperature"),
-            "router.prefill_load_model": only({}, {"type": "none"}),
-        },
+        id="prefill-load-model",
+        what="a model of how prefill load wears off in a router",
+        fields={"router.prefill_load_model": only({}, {"type": "none"})},
         allowed="leave it out",
     ),
     Rule(
