@@ -7,6 +7,8 @@ concern users (types, ranges, places in files) are made in ``g2sim.scenarios`` b
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -144,11 +146,27 @@ class SlaConfig:
     e2e_ms: float | None = None
 
 
+class TieBreak(enum.StrEnum):
+    """Which of several equally good ranks a router takes: the lowest (worker, rank), or any, by its random stream."""
+
+    LOWEST = "lowest"
+    RANDOM = "random"
+
+
 @attrs.frozen(kw_only=True)
 class RouterConfig:
-    """Which placement policy routes to each pool."""
+    """How requests are placed; each pool has a router of its own.
+
+    Attributes:
+        policy: name of the placement policy.
+        kv_event_lag_ms: KV events reach a router this much later [ms].
+        options: the policy's options that were given.
+    """
 
     policy: str = "round_robin"
+    kv_event_lag_ms: float = 0.0
+    tie_break: TieBreak = TieBreak.LOWEST
+    options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
 
 @attrs.frozen(kw_only=True)

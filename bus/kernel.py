@@ -9,8 +9,8 @@ instant, so an instant is a loop over the phases that ends when a round brings n
 place in the order of registration: a stable identity, so ties never depend on who happened to send first.
 
 Effects. A turn has an effect unless it says otherwise (``Port.no_effect``). ``Port.retry`` parks a message until
-something else has had an effect: it comes back at once after an effect in its own phase, else in the next round if
-this round had an effect, else at the next instant.
+something else happens: it comes back at once after an effect in its own phase, else in the next round, which begins if
+this one had an effect or left a message for it, else at the next instant.
 """
 
 from __future__ import annotations

@@ -14,9 +14,18 @@ from typing import Any
 import attrs
 
 from g2sim.actors.config import HostScope
+from g2sim.actors.router.registry import OTHER_NAMES, canonical_name, default_options, make_policy
 from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.fields import ABSENT, COUNT_MAX
-from g2sim.scenarios.layout import BANDWIDTH, BLOCKS, PREFIX_GROUPS, STOP, TimestampBasis, TraceFormat
+from g2sim.scenarios.layout import (
+    BANDWIDTH,
+    BLOCKS,
+    PREFIX_GROUPS,
+    ROUTER_SHORTCUTS,
+    STOP,
+    TimestampBasis,
+    TraceFormat,
+)
 from g2sim.scenarios.support import AGENTIC_FORMATS, WORKER_COUNT
 from g2sim.scenarios.yaml_source import Document, KeyPath, dotted
 
@@ -31,6 +40,7 @@ def settle(tree: Values, document: Document) -> None:
     agreement = _Agreement(document)
     agreement.engine(tree["engine"])
     agreement.traffic(tree["traffic"])
+    agreement.router(tree["router"])
     agreement.sla(tree["evaluation"]["sla"])
 
 
@@ -248,6 +258,31 @@ class _Agreement:
             raise self.fail(
                 *at, given[1], problem=f"does not go with {given[0]}", got=values[given[1]], allowed=allowed
             )
+
+    def router(self, router: Values) -> None:
+        """Completes the options of the policy, whose shortcuts become options."""
+        at = ("router",)
+        options = router["options"]
+        for key, option in ROUTER_SHORTCUTS.items():
+            if (value := router.pop(key)) is None:
+                continue
+            if OTHER_NAMES.get(router["policy"], router["policy"]) != "dynamo_kv":
+                raise self.fail(*at, key, got=value, allowed="only with policy dynamo_kv")
+            if option in options:
+                raise self.fail(*at, key, problem=f"does not go with options.{option}", allowed="one of the two")
+            options[option] = value
+        try:
+            router["policy"] = canonical_name(router["policy"])
+            make_policy(router["policy"], options)
+        except ConfigError as error:
+            raise self.document.error(
+                (*at, *error.field.split(".", 1)),
+                problem=error.problem,
+                got=error.got,
+                allowed=error.allowed,
+                hint=error.hint,
+            ) from None
+        router["options"] = default_options(router["policy"]) | options
 
     def sla(self, sla: Values | None) -> None:
         if sla is None or sla["e2e_ms"] is None:

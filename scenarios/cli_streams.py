@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 
 
-class _Capacity(click.ParamType[tuple[str, int]]):
-    name = "TIER=BLOCKS"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        tier, _, blocks = str(value).partition("=")
-        if tier not in ("device", "host_pinned") or not blocks.isdigit() or not int(blocks):
-            self.fail(f"got {value!r}, allowed: device=BLOCKS or host_pinned=BLOCKS", param, ctx)
-        return tier, int(blocks)
+def _capacity(value: str) -> tuple[str, int]:
+    """TIER=BLOCKS."""
+    tier, _, blocks = value.partition("=")
+    if tier not in ("device", "host_pinned") or not blocks.isdecimal() or not int(blocks):
+        raise click.BadParameter(f"got {value!r}, allowed: device=BLOCKS or host_pinned=BLOCKS")
+    return tier, int(blocks)
 
 
 @click.command()
@@ -49,7 +47,11 @@ class _Capacity(click.ParamType[tuple[str, int]]):
     help="Believe a position that contradicts the parent, or refuse the event.",
 )
 @click.option(
-    "--capacity", type=_Capacity(), multiple=True, help="Most blocks of a rank's tier; a run log knows its own."
+    "--capacity",
+    type=_capacity,
+    metavar="TIER=BLOCKS",
+    multiple=True,
+    help="Most blocks of a rank's tier; a run log knows its own.",
 )
 @click.option("--shared-host", is_flag=True, help="All ranks announce one host pool: they must agree on it at the end.")
 @click.option(

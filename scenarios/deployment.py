@@ -6,7 +6,6 @@ Owns: which actors there are, their names and order, and who hears what. Refuses
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import attrs
@@ -19,7 +18,10 @@ from g2sim.actors.host_pool.transfers import FairLinks, FifoLanes, Link, bytes_p
 from g2sim.actors.kv.blocks import BlockHasher
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.actor import RouterActor
-from g2sim.actors.router.policy import make_policy
+from g2sim.actors.router.policy import PlacementPolicy
+from g2sim.actors.router.pool import Pool
+from g2sim.actors.router.registry import make_policy
+from g2sim.actors.router.state import RouterState
 from g2sim.actors.traffic import actor as traffic
 from g2sim.actors.traffic.request import TrafficDriver
 from g2sim.actors.worker import actor as workers
@@ -91,29 +93,31 @@ def build_cluster(deployment: DeploymentConfig, driver: TrafficDriver, *, seed: 
         kernel.register(SHARED_POOL, HostPoolActor(pool))
 
     coordinator = HANDOFF if deployment.disaggregated else None
+    routers: dict[WorkerRole, str] = {}
+    policies: dict[WorkerRole, PlacementPolicy] = {}
+    for config in deployment.pools:
+        name = routers[config.role] = f"router-{config.role.pool_name}"
+        state = _router_state(deployment, config, kernel, name)
+        policies[config.role] = state.policy
+        router = RouterActor(state=state, workers=_names(config), coordinator=coordinator)
+        kernel.register(name, router)
+        router.subscribe(kernel, name, deployment.router.kv_event_lag_ms)
     made: dict[str, workers.WorkerActor] = {}
     next_client = 0
     for config in deployment.pools:
         for worker, name in enumerate(_names(config)):
-            made[name] = _worker(name, worker, config, next_client, host_pools, coordinator)
+            made[name] = _worker(
+                name,
+                worker,
+                config,
+                next_client,
+                host_pools,
+                coordinator,
+                watched=policies[config.role].sees_blocks,
+            )
             kernel.register(name, made[name])
             next_client += config.dp_size
 
-    routers = {}
-    for config in deployment.pools:
-        name = f"router-{config.role.pool_name}"
-        policy = make_policy(
-            deployment.router.policy,
-            config.workers,
-            config.dp_size,
-            partial(kernel.stream, f"{name}:placement"),
-            flat=deployment.disaggregated,
-        )
-        kernel.register(
-            name,
-            RouterActor(pool=config.role.pool_name, workers=_names(config), dp_size=config.dp_size, policy=policy),
-        )
-        routers[config.role] = name
     if coordinator is not None:
         kernel.register(
             coordinator,
@@ -148,6 +152,21 @@ def _names(config: PoolConfig) -> list[str]:
     return [f"{config.role.value}-{worker}" for worker in range(config.workers)]
 
 
+def _router_state(deployment: DeploymentConfig, config: PoolConfig, kernel: Kernel, name: str) -> RouterState:
+    rank = config.rank
+    pool = Pool(
+        role=config.role,
+        workers=config.workers,
+        dp_size=config.dp_size,
+        block_size_tokens=rank.block_size_tokens,
+        max_batched_tokens=rank.max_batched_tokens,
+        gpu_blocks=rank.gpu_blocks,
+        tie_break=deployment.router.tie_break,
+        stream=lambda purpose: kernel.stream(f"{name}:{purpose}"),
+    )
+    return RouterState(pool, make_policy(deployment.router.policy, deployment.router.options))
+
+
 def _is_shared(host: HostTierConfig | None) -> bool:
     return host is not None and host.scope is HostScope.CLUSTER_SHARED
 
@@ -171,6 +190,8 @@ def _worker(
     first_client: int,
     host_pools: dict[str, HostPool],
     coordinator: str | None,
+    *,
+    watched: bool,
 ) -> workers.WorkerActor:
     host = config.rank.host
     places = []
@@ -197,5 +218,5 @@ def _worker(
         shared_pool=SHARED_POOL if _is_shared(host) else None,
         link=link,
         coordinator=coordinator,
-        watched=False,
+        watched=watched,
     )

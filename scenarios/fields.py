@@ -175,6 +175,17 @@ def list_of(kind: Kind, allowed: str) -> Kind:
     return Kind(allowed, read)
 
 
+def mapping(allowed: str) -> Kind:
+    """A mapping with text keys; somebody else checks what is in it."""
+
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise Refused
+        return dict(value)
+
+    return Kind(allowed, read)
+
+
 def or_null(kind: Kind) -> Kind:
     return Kind(f"{kind.allowed}, or null", lambda value: None if value is None else kind.read(value))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 
-from g2sim.actors.config import HostScope, PreemptionMode, Sharing, TransferTiming
+from g2sim.actors.config import HostScope, PreemptionMode, Sharing, TieBreak, TransferTiming
 from g2sim.scenarios.fields import (
     ABSENT,
     EXACT_MAX,
@@ -23,6 +23,7 @@ from g2sim.scenarios.fields import (
     choice,
     integer,
     list_of,
+    mapping,
     number,
     or_null,
     section,
@@ -226,6 +227,21 @@ STOP = section(
     nullable=True,
 )
 
+ROUTER_SHORTCUTS = {
+    "overlap_score_credit": "overlap_score_credit",
+    "prefill_load_scale": "prefill_load_scale",
+    "temperature": "router_temperature",
+}
+"""Keys beside ``router.options`` that set an option of policy dynamo_kv."""
+
+_ROUTER = section(
+    Field("policy", text("the name of a policy"), "round_robin"),
+    Field("kv_event_lag_ms", _AMOUNT, 0.0),
+    Field("tie_break", choice(*TieBreak), TieBreak.LOWEST),
+    Field("options", mapping("a mapping of options of the policy"), {}),
+    *(Field(key, or_null(_AMOUNT), None) for key in ROUTER_SHORTCUTS),
+)
+
 SCENARIO = section(
     Field("name", text("non-blank text"), ABSENT),
     Field("why", text("text", blank=True, lines=True), ""),
@@ -236,6 +252,6 @@ SCENARIO = section(
         section(Field("source", _SOURCE), Field("load", _LOAD), Field("stop", STOP, {})),
         {"source": {}, "load": {}, "stop": {"requests": 100}},
     ),
-    Field("router", section(Field("policy", text("the name of a policy"), "round_robin")), {}),
+    Field("router", _ROUTER, {}),
     Field("evaluation", section(Field("sla", _SLA, None)), {}),
 )

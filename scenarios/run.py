@@ -90,8 +90,9 @@ def run_scenario(
     cluster = build_cluster(scenario.deployment, traffic.driver, seed=scenario.seed)
     kernel = cluster.kernel
     verifier = Verifier(cluster.workers, cluster.host_pools) if verify else None
-    outputs = _Outputs(folder, overwrite, scenario)
+    outputs = _Outputs(folder, overwrite)
     try:
+        outputs.open(scenario)
 
         def add_row(row: dict[str, Any]) -> None:
             outputs.add_row(row)
@@ -198,15 +199,26 @@ class _Outputs:
     Exactly one of ``finish``, ``fail`` and ``discard`` ends it.
     """
 
-    def __init__(self, folder: Path | None, overwrite: bool, scenario: Scenario) -> None:
+    def __init__(self, folder: Path | None, overwrite: bool) -> None:
         self._folder = folder
         self._overwrite = overwrite
         self._log: LogWriter | None = None
         self._files = ExitStack()
+        self._made = False
+
+    def open(self, scenario: Scenario) -> None:
+        """Make the folder and its files. Raises: ConfigError if it cannot be."""
+        folder = self._folder
         if folder is None:
             return
         self._partial = folder.with_name(f"{folder.name}.partial")
-        _make_room(folder, self._partial, overwrite)
+        _check_room(folder, self._overwrite)
+        self._made = True
+        try:
+            _make_partial(self._partial, self._overwrite)
+        except ConfigError:
+            self._made = False
+            raise
         log_file = self._files.enter_context((self._partial / LOG_NAME).open("wb"))
         self._rows = self._files.enter_context((self._partial / ROWS_NAME).open("w", encoding="utf-8"))
         self._log = LogWriter(log_file, version=program_version(), seed=scenario.seed, scenario=scenario.resolved())
@@ -239,7 +251,7 @@ class _Outputs:
     def discard(self) -> None:
         """Leave nothing behind."""
         self._files.close()
-        if self._log is not None:
+        if self._made:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def _end_log(self, status: Literal["finished", "failed"], error: str | None, kernel: Kernel) -> str:
@@ -259,7 +271,7 @@ class _Outputs:
         self._partial.rename(self._folder)
 
 
-def _make_room(folder: Path, partial: Path, overwrite: bool) -> None:
+def _check_room(folder: Path, overwrite: bool) -> None:
     if folder.exists():
         if not overwrite:
             raise ConfigError(
@@ -267,6 +279,9 @@ def _make_room(folder: Path, partial: Path, overwrite: bool) -> None:
             )
         if not (folder / LOG_NAME).exists():
             raise ConfigError("--out", problem="is not a run folder, so it is not replaced", got=str(folder))
+
+
+def _make_partial(partial: Path, overwrite: bool) -> None:
     try:
         if overwrite and partial.exists():
             shutil.rmtree(partial)
@@ -278,4 +293,4 @@ def _make_room(folder: Path, partial: Path, overwrite: bool) -> None:
             hint="look at it with 'g2sim report', then remove it or add --overwrite",
         ) from None
     except OSError as error:
-        raise ConfigError("--out", problem=f"cannot be written ({error.strerror})", got=str(folder)) from None
+        raise ConfigError("--out", problem=f"cannot be written ({error.strerror})", got=str(partial)) from None

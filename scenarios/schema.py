@@ -207,7 +207,7 @@ class Scenario:
                 "kv_transfer": None if handoff == HandoffConfig() else _taken(handoff, _HANDOFF_KEYS),
             },
             "traffic": _plain_traffic(self.traffic, deployment.max_virtual_time_ms),
-            "router": {"policy": deployment.router.policy},
+            "router": {**_taken(deployment.router, _ROUTER_KEYS), "options": dict(deployment.router.options)},
             "evaluation": {"sla": None if deployment.sla is None else attrs.asdict(deployment.sla)},
         }
 
@@ -287,6 +287,12 @@ _HANDOFF_KEYS: Mapping[KeyPath, str] = {
     ("timing_mode",): "timing",
 }
 
+_ROUTER_KEYS: Mapping[KeyPath, str] = {
+    ("policy",): "policy",
+    ("kv_event_lag_ms",): "kv_event_lag_ms",
+    ("tie_break",): "tie_break",
+}
+
 _TRACE_KEYS: Mapping[KeyPath, str] = {
     ("paths", 0): "path",
     ("format",): "format",
@@ -335,7 +341,7 @@ def _built(tree: Mapping[str, Any], base_dir: Path) -> Scenario:
         base_dir=base_dir,
         deployment=DeploymentConfig(
             pools=tuple(_pool(WorkerRole(role), worker) for role, worker in support.roles(tree)),
-            router=RouterConfig(policy=tree["router"]["policy"]),
+            router=RouterConfig(**_given(tree["router"], _ROUTER_KEYS), options=tree["router"]["options"]),
             handoff=HandoffConfig() if handoff is None else HandoffConfig(**_given(handoff, _HANDOFF_KEYS)),
             sla=SlaConfig(**sla) if sla is not None and any(sla.values()) else None,
             max_virtual_time_ms=traffic["stop"]["max_virtual_time_ms"],

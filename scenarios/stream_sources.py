@@ -10,7 +10,7 @@ kinds, is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -43,7 +43,21 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-_parse: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_scan: Final[Callable[[str, int], tuple[Any, int]]] = json.JSONDecoder(  # type: ignore[attr-defined]
+    parse_constant=_refuse_constant
+).scan_once
+
+
+def _parse(text: str) -> Any:
+    """The JSON value that a line is; quicker than ``json.loads``. Raises ValueError or RecursionError."""
+    text = text.strip()
+    try:
+        value, stop = _scan(text, 0)
+    except StopIteration:
+        raise ValueError("there is no value" if not text else "the value is not complete") from None
+    if stop != len(text):
+        raise ValueError(f"more text behind the value at column {stop + 1}")
+    return value
 
 
 def open_stream(path: Path) -> tuple[Source, Iterator[Located]]:
@@ -65,9 +79,13 @@ def open_stream(path: Path) -> tuple[Source, Iterator[Located]]:
         if MESSAGE in reader.header.events:
             return Source(str(path), "vllm", "record"), _capture(reader)
         return Source(str(path), "log", "record"), _run_log(reader)
-    file.seek(0)
-    form = _sniff(file, path)
-    file.seek(0)
+    try:
+        file.seek(0)
+        form = _sniff(file, path)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
     return Source(str(path), form, "line"), _lines(file, form)
 
 
@@ -125,7 +143,7 @@ def _lines(file: BinaryIO, form: str) -> Iterator[Located]:
                     line = file.readline(MAX_LINE_BYTES)
                 continue
             try:
-                item = decode(_parse(line.decode().strip()))
+                item = decode(_parse(line.decode()))
             except WireError as error:
                 yield number, Bad("KV001", str(error))
             except (ValueError, RecursionError) as error:

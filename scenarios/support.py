@@ -13,7 +13,6 @@ from typing import Any
 
 import attrs
 
-from g2sim.actors.router.policy import POLICIES
 from g2sim.scenarios.fields import ABSENT
 from g2sim.scenarios.yaml_source import KeyPath
 
@@ -324,18 +323,9 @@ RULES: tuple[Rule, ...] = (
         allowed="leave it out",
     ),
     Rule(
-        id="router-policy",
-        what="this placement policy",
-        fields={"router.policy": only(*POLICIES)},
-        allowed=", ".join(POLICIES),
-    ),
-    Rule(
-        id="router-settings",
-        what="a setting of the KV router",
-        fields={
-            **_unset("router.overlap_score_credit", "router.prefill_load_scale", "router.temperature"),
-            "router.prefill_load_model": only({}, {"type": "none"}),
-        },
+        id="prefill-load-model",
+        what="a model of how prefill load wears off in a router",
+        fields={"router.prefill_load_model": only({}, {"type": "none"})},
         allowed="leave it out",
     ),
     Rule(

@@ -20,6 +20,7 @@ from g2sim.actors.kv.blocks import HASH_SEED, sequence_hash
 from g2sim.actors.kv.wire import (
     CLEARED,
     DEVICE,
+    HASH_KINDS,
     HASH_RULE,
     HOST,
     MODELLED_TIERS,
@@ -29,7 +30,7 @@ from g2sim.actors.kv.wire import (
     Hash,
     StreamEvent,
     hash_key,
-    hash_kind,
+    hash_keys,
     tier_table,
 )
 from g2sim.actors.kv.wire_neutral import JOINED, Membership, Snapshot
@@ -125,7 +126,7 @@ class _Rank:
     """A rank, its present incarnation, and what earlier ones left behind."""
 
     state: RankState
-    kinds: set[str]
+    kinds: set[type]
     left: bool = False
     past_events: int = 0
     past_changes: list[Change] = attrs.Factory(list)
@@ -185,8 +186,8 @@ class Validator:
         self._pools: PoolAudit | None = None
         self._hashes_checked = not self.options.codes.isdisjoint(("KV901", "KV902", "KV903", "KV905"))
         self._chain_checked = "KV904" in self.options.codes
-        self._contents: dict[Hash, tuple[Any, ...]] = {}
-        self._names: dict[tuple[Any, ...], Hash] = {}
+        self._contents: dict[Hash, Any] = {}
+        self._names: dict[tuple[Hash | None, Any], Hash] = {}
         self._plays: dict[Hash, str] = {}
         self._modes: set[str] = set()
 
@@ -311,11 +312,12 @@ class Validator:
             self._say("KV203", where, key, event, f"{what}; set aside")
             return ()
         self.tiers[tier or DEVICE] += 1
-        kinds = set(map(hash_kind, event.hashes))
+        kinds = set(map(type, event.hashes))
         if not kinds <= rank.kinds:
             rank.kinds |= kinds
             if len(rank.kinds) > 1:
-                self._say("KV004", where, key, event, f"{' and '.join(sorted(rank.kinds))}; {HASH_RULE}")
+                names = " and ".join(sorted(HASH_KINDS[kind] for kind in rank.kinds))
+                self._say("KV004", where, key, event, f"{names}; {HASH_RULE}")
         if kind == STORED:
             if event.cache_id is not None:
                 self._check_plays(where, key, event)
@@ -408,43 +410,45 @@ class Validator:
     def _check_content(self, where: Place, key: tuple[str | int, int], event: StreamEvent) -> None:
         """A hash stands for one content behind one parent, and the other way round."""
         engine = event.engine
-        contents: list[tuple[Any, ...]] = [(own,) for own in event.tokens_hashes]
-        namespace: tuple[Any, ...] = ()
+        contents: Sequence[Any] = event.tokens_hashes
         if engine is not None:
-            namespace = (engine.lora_id, engine.lora_name)
             size, tokens = engine.block_size or 0, engine.token_ids
-            if tokens and (not size or len(tokens) != size * len(event.hashes)):
-                problem = f"{len(tokens)} token ids for {len(event.hashes)} blocks of {size}"
-                self._say("KV905", where, key, event, problem)
+            named = engine.lora_id is not None or engine.lora_name is not None
             if tokens and size:
                 data = array("I", tokens).tobytes()
-                hashed = [
-                    xxh3_64_intdigest(data[at : at + 4 * size], HASH_SEED)
-                    for at in range(0, len(data) - 4 * size + 1, 4 * size)
-                ]
-                plain = namespace == (None, None) and not engine.extra_keys
-                if plain and contents and contents != [(own,) for own in hashed]:
+                step = 4 * size
+                hashed = [xxh3_64_intdigest(data[at : at + step], HASH_SEED) for at in range(0, len(data), step)]
+                if len(tokens) != size * len(event.hashes):
+                    text = f"{len(tokens)} token ids for {len(event.hashes)} blocks of {size}"
+                    self._say("KV905", where, key, event, text)
+                    del hashed[len(tokens) // size :]
+                if contents and not named and not engine.extra_keys and list(contents) != hashed:
                     self._say("KV903", where, key, event, "the tokens hashes are not those of the token ids")
-                contents = [(own,) for own in hashed]
+                contents = hashed
+            elif tokens:
+                self._say("KV905", where, key, event, f"{len(tokens)} token ids and no block size")
+            if named:
+                contents = [(own, engine.lora_id, engine.lora_name) for own in contents]
             if engine.extra_keys:
-                keys = engine.extra_keys
-                contents = [(*own, keys[idx] if idx < len(keys) else None) for idx, own in enumerate(contents)]
-        if len(self._contents) > IDENTITY_MEMORY:
-            self._contents.clear()
-            self._names.clear()
+                extra = engine.extra_keys
+                contents = [(own, extra[idx] if idx < len(extra) else None) for idx, own in enumerate(contents)]
+        known, names = self._contents, self._names
+        if len(known) > IDENTITY_MEMORY:
+            known.clear()
+            names.clear()
+        hashes = hash_keys(event.hashes)
         above = None if event.parent is None else hash_key(event.parent)
-        known_above = event.parent is not None or event.root
-        for hash_, content in zip(map(hash_key, event.hashes), contents, strict=False):
-            content = (*namespace, *content)
-            seen = self._contents.setdefault(hash_, content)
+        linked = event.parent is not None or event.root
+        for hash_, content in zip(hashes, contents, strict=False):
+            seen = known.setdefault(hash_, content)
             if seen != content:
                 self._say("KV901", where, key, event, f"block {show(hash_)} was announced with other content")
-            if known_above:
-                name = self._names.setdefault((above, *content), hash_)
+            if linked:
+                name = names.setdefault((above, content), hash_)
                 if name != hash_:
                     text = f"block {show(hash_)} has the content and the parent of block {show(name)}"
                     self._say("KV902", where, key, event, text)
-            above, known_above = hash_, True
+            above, linked = hash_, True
 
     def _check_plays(self, where: Place, key: tuple[str | int, int], event: StreamEvent) -> None:
         if len(self._plays) > IDENTITY_MEMORY:

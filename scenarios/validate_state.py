@@ -10,6 +10,7 @@ taken back; a gap older than that is given up. Memory is bounded by residency an
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -35,6 +36,7 @@ WINDOW: Final = 10_000
 RECENT: Final = 256
 """Deliveries remembered to tell a repeat from a reused id."""
 MOST_CHANGES: Final = 100
+"""Changes between exact and not exact that are kept."""
 
 Place = tuple[Any, int]
 """Source and line or record in it."""
@@ -108,7 +110,7 @@ class RankState:
         self._unplaced = 0
         self._steps: deque[_Step] = deque()
         self._held: list[Delivery] = []  # taken back, in falling order of number
-        self._moot: list[tuple[int, int]] = []
+        self._moot: deque[tuple[int, int]] = deque(maxlen=1000)
         self._lost: str | None = None
         self._tainted: str | None = None
         self._covered_to = -1
@@ -245,7 +247,7 @@ class RankState:
         if len(self._steps) + len(self._held) > WINDOW:
             self._emit(self._steps.popleft())
             oldest = self._steps[0].delivery.number
-            older = sum(1 for gap in self.missing if gap[1] < oldest)
+            older = sum(1 for _ in itertools.takewhile(lambda gap: gap[1] < oldest, self.missing))
             if older:
                 self._give_up(older, f"no longer waited for after {WINDOW} later ones")
                 if not self.missing:
@@ -263,6 +265,8 @@ class RankState:
                     mapping[key] = old
             self.copies, self._over, self._unplaced, self._tainted = step.before
             self._held.append(step.delivery)
+        while self._held and self._held[-1].number < number:  # taken back for an even earlier one
+            self._apply_step(self._held.pop())
         parts = [(first, number - 1, place, late_start), (number + 1, last, place, late_start)]
         self.missing[gap : gap + 1] = [part for part in parts if part[0] <= part[1]]
         event = _head(delivery)
@@ -328,8 +332,7 @@ class RankState:
             if not late:
                 self._report("KV101", place, None, f"{span} missing{f', {why}' if why else ''}", None)
             self._lost = self._lost or (f"late start, {span} not known" if late else f"{span} missing")
-            if len(self._moot) < 1000:
-                self._moot.append((first, last))
+            self._moot.append((first, last))
         del self.missing[:count]
 
     def _confirm(self) -> None:
@@ -440,6 +443,8 @@ class RankState:
             above_hash = hash_
             if position is not None:
                 position += 1
+            elif new[0] is not None:  # a block of the run has a place already, so those behind it have one too
+                position = new[0] + 1
         self.copies[tier] += added
         capacity = self._capacities.get(tier)
         if capacity is not None and self.copies[tier] > capacity and tier not in self._over:
@@ -467,6 +472,10 @@ class RankState:
             elif position != old_position:
                 self._find("KV404", place, event, f"{show(hash_)} sits at position {old_position}, not {position}")
             old_position = position
+        elif old_position is None and parent is not None and parent != old_parent:
+            if old_parent is not None:
+                self._unwait(old_parent, hash_, undo)
+            self._wait(parent, hash_, undo)
         if parent is not None:
             old_parent = parent
         if (on_device if device else on_host) and not self._counted:
@@ -526,16 +535,17 @@ class RankState:
     def _cleared(self, event: StreamEvent, tier: str | None, place: Place, undo: Undo | None, number: int) -> None:
         if tier is None:
             self._clear_all(undo)
-            if all(gap[1] < number for gap in self.missing):
-                # Whatever was missed before, the rank is empty now.
-                for first, last, seen, late in self.missing:
-                    if not late:
-                        span = f"id {first}" if first == last else f"ids {first}..{last}"
-                        self._report("KV101", seen, None, f"{span} missing, before a clear of all tiers", None)
-                    self._moot.append((first, last))
-                self.missing.clear()
-                self._lost = self._tainted = None
-                self._mark(place)
+            # Whatever was missed before, the rank is empty now. A clear is never taken back: nothing below it is
+            # missing any more.
+            before = [gap for gap in self.missing if gap[1] < number]
+            for first, last, seen, late in before:
+                if not late:
+                    span = f"id {first}" if first == last else f"ids {first}..{last}"
+                    self._report("KV101", seen, None, f"{span} missing, before a clear of all tiers", None)
+                self._moot.append((first, last))
+            del self.missing[: len(before)]
+            self._lost = self._tainted = None
+            self._mark(place)
             return
         keep = 3 if tier == DEVICE else 2
         for hash_, old in list(self.blocks.items()):

@@ -5,7 +5,8 @@ Refuses to know: how a rank reserves, activates or releases (it is asked), and h
 
 Each hand-off goes: submit to a prefill rank, source held, reserve on a decode rank, transfer, activate, release the
 source. Every action's outcome puts the next one at the end of the queue. An action that meets a worker with a pass in
-flight is parked with it, and goes to the end of the queue when that pass has ended.
+flight is parked with it, and goes to the end of the queue when that pass has ended. A request that has waited in a
+router goes on at once when its rank is chosen, without the queue.
 
 Source: offline replay of aisimulate-core 0.13.0; recordings ``pd_*`` in tests/oracle.
 """
@@ -23,7 +24,16 @@ import attrs
 from g2sim.actors.config import HandoffConfig, TransferTiming, WorkerRole
 from g2sim.actors.handoff import events as ev
 from g2sim.actors.phases import Phase
-from g2sim.actors.router.messages import ChooseRank, PlaceRequest
+from g2sim.actors.router.messages import (
+    CatchUp,
+    ChooseRank,
+    PlaceRequest,
+    RankChosen,
+    RankIsPending,
+    RankIsRefused,
+    RankReply,
+    RequestIsOver,
+)
 from g2sim.actors.router.policy import Placement
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.events import RequestEnded
@@ -50,6 +60,7 @@ class _Step(enum.Enum):
     ACTIVATE = "activate"
     RELEASE = "release"
     CANCEL_SOURCE = "cancel source"
+    GIVE_UP = "give up"
 
 
 @attrs.frozen(slots=True)
@@ -65,11 +76,12 @@ class _TransfersEnd:
 class _Handoff:
     """One hand-off under way. ``fresh_blocks`` is what the destination lacked."""
 
-    __slots__ = ("destination", "fresh_blocks", "given", "number", "source")
+    __slots__ = ("arrived", "destination", "fresh_blocks", "given", "number", "source")
 
-    def __init__(self, number: int, given: RankRequest) -> None:
+    def __init__(self, number: int, arrived: PlaceRequest) -> None:
         self.number = number
-        self.given = given
+        self.arrived = arrived
+        self.given: RankRequest = arrived.given
         self.source: Placement | None = None
         self.destination: Placement | None = None
         self.fresh_blocks = 0
@@ -111,6 +123,7 @@ class HandoffCoordinator:
         self._arrived = 0
         self._actions: deque[tuple[_Step, _Handoff]] = deque()
         self._parked: dict[str, list[tuple[_Step, _Handoff]]] = {}
+        self._unplaced: dict[tuple[WorkerRole, int], _Handoff] = {}
         self._transfers: list[tuple[float, int]] = []
         self._work_is_due = False
 
@@ -123,8 +136,10 @@ class HandoffCoordinator:
             self._take(message.reports)
         elif kind is PlaceRequest:
             self._arrived += 1
-            handoff = self._handoffs[self._arrived] = _Handoff(self._arrived, message.given)
+            handoff = self._handoffs[self._arrived] = _Handoff(self._arrived, message)
             self._actions.append((_Step.SUBMIT, handoff))
+        elif kind is RankChosen:
+            return self._go_on([message], port)
         elif kind is _TransfersEnd:
             if not self._transfers or self._transfers[0][0] > port.now_ms:
                 port.no_effect()  # another transfer's timer of this instant has taken them all
@@ -133,37 +148,46 @@ class HandoffCoordinator:
                 self._actions.append((_Step.ACTIVATE, self._handoffs[number]))
         else:
             raise ProtocolError(f"hand-off coordinator: no use for a {kind.__name__}")
-        if self._actions and not self._work_is_due:
-            port.send_self(_Work(), phase=Phase.HANDOFF)
-            self._work_is_due = True
+        self._plan(port)
         return None
 
     def waiting(self) -> Sequence[str]:
-        return [
-            f"request {handoff.given.request}: {step.value} waits for {actor}"
-            for actor, actions in self._parked.items()
-            for step, handoff in actions
-        ]
+        lines = [f"request {request} waits for a {role.value} rank" for role, request in self._unplaced]
+        for actor, actions in self._parked.items():
+            lines += [f"request {handoff.given.request}: {step.value} waits for {actor}" for step, handoff in actions]
+        return lines
+
+    def _plan(self, port: Port) -> None:
+        if self._actions and not self._work_is_due:
+            port.send_self(_Work(), phase=Phase.HANDOFF)
+            self._work_is_due = True
 
     def _work_off(self, port: Port) -> Turn:
         self._work_is_due = False
         while self._actions:
             step, handoff = self._actions.popleft()
             if step is _Step.SUBMIT:
-                yield from self._submit(handoff)
+                yield from self._submit(handoff, port)
             elif step is _Step.RESERVE:
                 yield from self._reserve(handoff, port)
             elif step is _Step.TRANSFER:
                 self._transfer(handoff, port)
             elif step is _Step.ACTIVATE:
                 yield from self._activate(handoff)
+            elif step is _Step.GIVE_UP:
+                del self._handoffs[handoff.number]
+                over = RequestIsOver(handoff.given.request)
+                reply: RankReply = yield Ask(self._routers[WorkerRole.PREFILL], over)
+                yield from self._go_on(reply.released, port)
             else:
-                yield from self._release(step, handoff)
+                yield from self._release(step, handoff, port)
 
-    def _submit(self, handoff: _Handoff) -> Turn:
+    def _submit(self, handoff: _Handoff, port: Port) -> Turn:
         given = handoff.given
-        source: Placement = yield Ask(self._routers[WorkerRole.PREFILL], ChooseRank(given))
-        handoff.source = source
+        if handoff.source is None:
+            handoff.source = yield from self._choose(WorkerRole.PREFILL, handoff, port)
+        if (source := handoff.source) is None:
+            return
         # Prefill makes at most the first token; the decode side makes it again.
         prefill_only = attrs.evolve(given, output_tokens=min(given.output_tokens, 1))
         yield Ask(
@@ -172,8 +196,10 @@ class HandoffCoordinator:
         )
 
     def _reserve(self, handoff: _Handoff, port: Port) -> Turn:
-        chosen: Placement = yield Ask(self._routers[WorkerRole.DECODE], ChooseRank(handoff.given))
-        handoff.destination = chosen
+        if handoff.destination is None:
+            handoff.destination = yield from self._choose(WorkerRole.DECODE, handoff, port)
+        if (chosen := handoff.destination) is None:
+            return
         reply: HandoffReply = yield Ask(
             self._workers[WorkerRole.DECODE][chosen.worker],
             ReserveDestination(chosen.dp_rank, handoff.number, handoff.given),
@@ -216,7 +242,7 @@ class HandoffCoordinator:
         self._actions.append((_Step.RELEASE, handoff))
         self._take(reply.reports)
 
-    def _release(self, step: _Step, handoff: _Handoff) -> Turn:
+    def _release(self, step: _Step, handoff: _Handoff, port: Port) -> Turn:
         placement = _known(handoff.source)
         actor = self._workers[WorkerRole.PREFILL][placement.worker]
         reply: HandoffReply = yield Ask(
@@ -227,12 +253,48 @@ class HandoffCoordinator:
             return
         del self._handoffs[handoff.number]
         self._take(reply.reports)
+        if any(role is WorkerRole.PREFILL for role, _ in self._unplaced):
+            caught_up: RankReply = yield Ask(self._routers[WorkerRole.PREFILL], CatchUp())
+            yield from self._go_on(caught_up.released, port)
+
+    def _choose(self, role: WorkerRole, handoff: _Handoff, port: Port) -> Turn:
+        """The rank that a router chooses; None if the request waits there, or is refused."""
+        reply: RankReply = yield Ask(self._routers[role], ChooseRank(handoff.arrived))
+        yield from self._go_on(reply.released, port)
+        if isinstance(reply.answer, Placement):
+            return reply.answer
+        if isinstance(reply.answer, RankIsPending):
+            self._unplaced[role, handoff.given.request] = handoff
+        else:
+            self._give_up(role, handoff)
+        return None
+
+    def _go_on(self, released: Sequence[RankChosen], port: Port) -> Turn:
+        """Requests that have waited in a router go where it sends them."""
+        for chosen in released:
+            handoff = self._unplaced.pop((chosen.role, chosen.request))
+            if isinstance(chosen.answer, RankIsRefused):
+                self._give_up(chosen.role, handoff)
+            elif chosen.role is WorkerRole.PREFILL:
+                handoff.source = chosen.answer
+                yield from self._submit(handoff, port)
+            else:
+                handoff.destination = chosen.answer
+                yield from self._reserve(handoff, port)
+        self._plan(port)
+
+    def _give_up(self, role: WorkerRole, handoff: _Handoff) -> None:
+        """A router refused the request, and has published its end."""
+        if role is WorkerRole.PREFILL:
+            del self._handoffs[handoff.number]
+        else:
+            self._actions.append((_Step.CANCEL_SOURCE, handoff))
 
     def _take(self, reports: Sequence[HandoffReport]) -> None:
         """Queue what follows from what ranks report."""
         for report in reports:
             if isinstance(report, SourceIsRejected):
-                del self._handoffs[report.handoff]
+                self._actions.append((_Step.GIVE_UP, self._handoffs[report.handoff]))
             elif isinstance(report, SourceIsHeld):
                 self._actions.append((_Step.RESERVE, self._handoffs[report.handoff]))
             else:

@@ -32,7 +32,7 @@ class HostPoolActor:
         self._timer_ms: float | None = None
 
     def receive(self, message: Any, port: Port) -> Any:
-        asker: str | None = None
+        asking: int | None = None
         reply: Any = None
         by_timer = type(message) is _TransferEvent
         if by_timer:
@@ -42,7 +42,8 @@ class HostPoolActor:
             port.no_effect()
         else:
             reply = self.pool.serve(message, port.now_ms)
-            asker = self.pool.actor_of(message.client)
+            asking = message.client
+            asker = self.pool.actor_of(asking)
             if asker is not None:
                 self._told.discard(asker)
         outbox = self.pool.outbox
@@ -51,16 +52,17 @@ class HostPoolActor:
                 port.publish(event)
             outbox.clear()
         for client in self.pool.clients() if by_timer else self.pool.untold():
-            self._tell(client, asker, by_timer, port)
+            if client != asking:
+                self._tell(client, by_timer, port)
         self._set_timer(port)
         return reply
 
     def waiting(self) -> Sequence[str]:
         return self.pool.transfers_under_way()
 
-    def _tell(self, client: int, asker: str | None, by_timer: bool, port: Port) -> None:
+    def _tell(self, client: int, by_timer: bool, port: Port) -> None:
         actor = self.pool.actor_of(client)
-        if actor is None or actor == asker or actor in self._told:
+        if actor is None or actor in self._told:
             return
         self._told.add(actor)
         due = by_timer or self.pool.has_progress(client)

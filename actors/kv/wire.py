@@ -26,6 +26,8 @@ HASH_RULE: Final = (
     "the unsigned one with the same 64 bits, hex text is compared in lower case without 0x; kinds are never equal"
 )
 
+HASH_KINDS: Final[dict[type, str]] = {int: "integer", bytes: "bytes", str: "hex text"}
+
 STORED: Final = "stored"
 REMOVED: Final = "removed"
 CLEARED: Final = "cleared"
@@ -200,11 +202,6 @@ def hash_key(value: Hash) -> Hash:
     if isinstance(value, str):
         return value.lower().removeprefix("0x")
     return value
-
-
-def hash_kind(value: Hash) -> str:
-    """Kind of a hash by name: integer, bytes or hex text."""
-    return "integer" if isinstance(value, int) else "bytes" if isinstance(value, bytes) else "hex text"
 
 
 def check_hash(value: Any, place: str) -> Hash:

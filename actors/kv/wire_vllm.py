@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ from g2sim.bus.errors import shorten
 MAX_PAYLOAD_BYTES: Final = 64 * 2**20
 MAX_TOPIC_BYTES: Final = 4096
 END_OF_REPLAY: Final = b"\xff" * 8
+_INTEGERS: Final = {int}
 _NUMBER: Final = struct.Struct(">Q")
 
 _STORED: Final = (
@@ -209,10 +211,13 @@ def decode_batch(payload: bytes, *, event_id: int | None = None, replayed: bool 
         check_optional(ts_ms, float, "batch[0]")
     except OverflowError:
         raise WireError("batch[0]", f"got {shorten(ts_s)}, allowed: seconds as a number") from None
-    made = tuple(
-        _read_event(item, f"events[{idx}]", dp_rank, event_id, ts_ms, replayed) for idx, item in enumerate(events)
-    )
-    return Batch(ts_s=ts_s, events=made, dp_rank=dp_rank)
+    made: list[StreamEvent] = []
+    for item in events:
+        try:
+            made.append(_read_event(item, dp_rank, event_id, ts_ms, replayed))
+        except WireError as error:
+            raise error.inside(f"events[{len(made)}]") from None
+    return Batch(ts_s=ts_s, events=tuple(made), dp_rank=dp_rank)
 
 
 def _event_value(event: StreamEvent, shape: Shape, place: str) -> Any:
@@ -267,9 +272,7 @@ def _wire_hash(value: Hash, place: str) -> int | bytes:
     return value
 
 
-def _read_event(
-    value: Any, place: str, dp_rank: int | None, event_id: int | None, ts_ms: float, replayed: bool
-) -> StreamEvent:
+def _read_event(value: Any, dp_rank: int | None, event_id: int | None, ts_ms: float, replayed: bool) -> StreamEvent:
     beyond: list[tuple[str, Any]] = []
     if type(value) is dict:
         fields = dict(value)
@@ -288,10 +291,10 @@ def _read_event(
             fields = dict(zip(known, row, strict=False))
             beyond = [(f"@{idx}", row[idx]) for idx in range(len(known), len(row))]
     else:
-        raise WireError(place, f"got {shorten(value)}, allowed: a tagged array or a map with a type")
+        raise WireError("", f"got {shorten(value)}, allowed: a tagged array or a map with a type")
     if type(tag) is not str or len(tag) > 128:
-        raise WireError(f"{place}.type", f"got {shorten(tag)}, allowed: an event tag")
-    more = tuple((key, frozen(item, f"{place}.{key[:40]}")) for key, item in beyond)
+        raise WireError("type", f"got {shorten(tag)}, allowed: an event tag")
+    more = tuple((key, frozen(item, key[:40])) for key, item in beyond)
     if known is None:
         return StreamEvent(
             kind=OTHER, tag=tag, dp_rank=dp_rank, event_id=event_id, ts_ms=ts_ms, replayed=replayed, more=more
@@ -300,70 +303,81 @@ def _read_event(
         return StreamEvent(kind=CLEARED, dp_rank=dp_rank, event_id=event_id, ts_ms=ts_ms, replayed=replayed, more=more)
     get = fields.get
     stored = tag == "BlockStored"
-    engine = _engine(get, stored, place)
+    engine = _engine(get, stored)
     parent = get("parent_block_hash") if stored else None
     if parent is not None:
-        check_hash(parent, f"{place}.parent_block_hash")
+        check_hash(parent, "parent_block_hash")
         if type(parent) is str:
-            raise WireError(f"{place}.parent_block_hash", f"got {shorten(parent)}, allowed: an integer or bytes")
+            raise WireError("parent_block_hash", f"got {shorten(parent)}, allowed: an integer or bytes")
     return StreamEvent(
         kind=STORED if stored else REMOVED,
         dp_rank=dp_rank,
         event_id=event_id,
         ts_ms=ts_ms,
-        medium=check_optional(get("medium"), str, f"{place}.medium"),
-        hashes=_hashes(get("block_hashes"), f"{place}.block_hashes"),
+        medium=_text(get("medium"), "medium"),
+        hashes=_hashes(get("block_hashes")),
         parent=parent,
         # A run with tokens and without a parent begins a prompt; an offload placeholder has neither.
         root=stored and parent is None and engine is not None and bool(engine.token_ids),
-        group_idx=check_optional(get("group_idx"), int, f"{place}.group_idx"),
+        group_idx=_integer(get("group_idx"), "group_idx"),
         replayed=replayed,
         engine=engine,
         more=more,
     )
 
 
-def _hashes(value: Any, place: str) -> tuple[Hash, ...]:
+def _hashes(value: Any) -> tuple[Hash, ...]:
     if type(value) is not list or len(value) > MAX_HASHES:
-        raise WireError(place, f"got {shorten(value)}, allowed: an array of at most {MAX_HASHES} hashes")
-    kinds = set(map(type, value))
-    if kinds == {int} and min(value) >= I64_MIN and max(value) <= U64_MAX:
+        raise WireError("block_hashes", f"got {shorten(value)}, allowed: an array of at most {MAX_HASHES} hashes")
+    if set(map(type, value)) == _INTEGERS and min(value) >= I64_MIN and max(value) <= U64_MAX:
         return tuple(value)
     for idx, item in enumerate(value):
-        check_hash(item, f"{place}[{idx}]")
+        check_hash(item, f"block_hashes[{idx}]")
         if type(item) is str:
-            raise WireError(f"{place}[{idx}]", f"got {shorten(item)}, allowed: an integer or bytes")
+            raise WireError(f"block_hashes[{idx}]", f"got {shorten(item)}, allowed: an integer or bytes")
     return tuple(value)
 
 
-def _engine(get: Any, stored: bool, place: str) -> EngineFields | None:
-    kind = check_optional(get("kv_cache_spec_kind"), str, f"{place}.kv_cache_spec_kind")
-    window = check_optional(get("kv_cache_spec_sliding_window"), int, f"{place}.kv_cache_spec_sliding_window")
-    locality = check_optional(get("locality"), str, f"{place}.locality")
+def _engine(get: Any, stored: bool) -> EngineFields | None:
+    kind = _text(get("kv_cache_spec_kind"), "kv_cache_spec_kind")
+    window = _integer(get("kv_cache_spec_sliding_window"), "kv_cache_spec_sliding_window")
+    locality = _text(get("locality"), "locality")
     if not stored:
         if kind is None and window is None and locality is None:
             return None
         return EngineFields(spec_kind=kind, sliding_window=window, locality=locality)
     tokens = get("token_ids")
     tokens = [] if tokens is None else tokens
-    if type(tokens) is not list or not set(map(type, tokens)) <= {int}:
-        raise WireError(f"{place}.token_ids", f"got {shorten(tokens)}, allowed: an array of integers")
-    if tokens and not (min(tokens) >= 0 and max(tokens) <= 2**32 - 1):
-        raise WireError(f"{place}.token_ids", "a token id is outside 0 .. 2**32 - 1")
+    if type(tokens) is not list:
+        raise WireError("token_ids", f"got {shorten(tokens)}, allowed: an array of integers")
+    try:
+        array("I", tokens)
+    except (TypeError, ValueError, OverflowError):
+        raise WireError("token_ids", "a token id is not an integer of 0 .. 2**32 - 1") from None
     extra = get("extra_keys")
     if extra is not None and type(extra) is not list:
-        raise WireError(f"{place}.extra_keys", f"got {shorten(extra)}, allowed: an array, one entry a block")
+        raise WireError("extra_keys", f"got {shorten(extra)}, allowed: an array, one entry a block")
     size = get("block_size")
+    if type(size) is not int or not 0 <= size <= 2**31:
+        size = 0 if size is None else check_count(size, "block_size", limit=2**31)
     return EngineFields(
         token_ids=tuple(tokens),
-        block_size=check_count(0 if size is None else size, f"{place}.block_size", limit=2**31),
-        lora_id=check_optional(get("lora_id"), int, f"{place}.lora_id"),
-        lora_name=check_optional(get("lora_name"), str, f"{place}.lora_name"),
-        extra_keys=None if extra is None else frozen(extra, f"{place}.extra_keys"),
+        block_size=size,
+        lora_id=_integer(get("lora_id"), "lora_id"),
+        lora_name=_text(get("lora_name"), "lora_name"),
+        extra_keys=None if extra is None else frozen(extra, "extra_keys"),
         spec_kind=kind,
         sliding_window=window,
         locality=locality,
     )
+
+
+def _text(value: Any, name: str) -> Any:
+    return value if value is None else check_optional(value, str, name)
+
+
+def _integer(value: Any, name: str) -> Any:
+    return value if value is None else check_optional(value, int, name)
 
 
 def _refuse_extension(code: int, _data: bytes) -> Any:

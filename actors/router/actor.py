@@ -1,58 +1,282 @@
-"""A router on the bus."""
+"""A router on the bus: hears signals, asks its state, carries decisions out.
+
+Owns: which events are signals, their order, and who is sent what. Refuses to know: how anything is decided (``state``).
+
+It knows what it is told: requests by their senders, KV events through a subscription that may lag and never wakes it,
+and first tokens and ends, which do not lag. Both wait in inboxes and are taken up, in the order in which they became
+known, before the router does anything else. They wake it only if its policy lets requests wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from g2sim.actors.config import WorkerRole
+from g2sim.actors.handoff.events import SourceHeld, SourceReleased
+from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
 from g2sim.actors.phases import Phase
-from g2sim.actors.router.events import RequestPlaced
-from g2sim.actors.router.messages import ChooseRank, PlaceRequest
-from g2sim.actors.router.policy import Placement, PlacementPolicy
+from g2sim.actors.router.events import PlacementWeighed, RequestPlaced, RequestRefused, RequestWaits
+from g2sim.actors.router.messages import (
+    CatchUp,
+    ChooseRank,
+    LoadChanged,
+    PlaceRequest,
+    RankAnswer,
+    RankChosen,
+    RankIsPending,
+    RankIsRefused,
+    RankReply,
+    RequestIsOver,
+)
+from g2sim.actors.router.policy import Placement, RoutedRequest, Weighing
+from g2sim.actors.router.state import Decision, Placed, Refused, RouterState, Waits
+from g2sim.actors.traffic.request import RequestStatus
+from g2sim.actors.worker.events import PassEnded, RequestEnded
 from g2sim.actors.worker.messages import SubmitRequest
+from g2sim.actors.worker.sequence import RankRequest
 from g2sim.bus.errors import ProtocolError
-from g2sim.bus.kernel import Port
+from g2sim.bus.events import Record
+from g2sim.bus.kernel import Ask, Kernel, Port, Subscription, Turn
+
+KV_EVENTS = (BlocksStored, BlocksRemoved, BlocksCleared)
+
+WAKE_PHASE = Phase.START
+"""Requests that are released join passes that start at this instant, also after one that took no time. Routers are
+registered before workers, so they come first in this phase."""
+
+
+def load_signals(role: WorkerRole) -> tuple[type[Any], ...]:
+    """Events that tell a pool's router of progress.
+
+    A prefill pool's work is over when the blocks are given back (or see ``RequestIsOver``). So is that of a decode pool
+    on a request that it can never take.
+    """
+    if role is WorkerRole.AGGREGATED:
+        return (PassEnded, RequestEnded)
+    return (SourceHeld, SourceReleased) if role is WorkerRole.PREFILL else (PassEnded, RequestEnded, SourceReleased)
 
 
 class RouterActor:
-    """Places requests on the ranks of one pool.
+    """See the module's text.
 
     Args:
-        pool: the pool's short name in events.
+        state: the router without its bus.
         workers: actor names, by worker number.
-        dp_size: ranks per worker.
-        policy: who chooses.
+        coordinator: name of the hand-off coordinator, None in an aggregated deployment.
     """
 
-    def __init__(self, *, pool: str, workers: Sequence[str], dp_size: int, policy: PlacementPolicy) -> None:
-        self._pool = pool
+    def __init__(self, *, state: RouterState, workers: Sequence[str], coordinator: str | None) -> None:
+        self.state = state
+        self._role = state.pool.role
         self._workers = tuple(workers)
-        self._dp_size = dp_size
-        self._policy = policy
+        self._coordinator = coordinator
+        self._kv: Subscription | None = None
+        self._signals: Subscription | None = None
+        self._lag_ms = 0.0
+        self._given: dict[int, RankRequest] = {}
 
-    def receive(self, message: Any, port: Port) -> Placement:
+    def subscribe(self, kernel: Kernel, name: str, kv_event_lag_ms: float) -> None:
+        """Subscribe to what the policy looks at; once, after this actor was registered as ``name``."""
+        policy = self.state.policy
+        if policy.sees_blocks:
+            self._lag_ms = kv_event_lag_ms
+            self._kv = kernel.subscribe(name, KV_EVENTS, lag_ms=kv_event_lag_ms)
+        if policy.sees_load:
+            self._signals = kernel.subscribe(
+                name,
+                load_signals(self._role),
+                wake_message=LoadChanged(),
+                wake_phase=WAKE_PHASE if policy.may_queue else None,
+            )
+
+    def receive(self, message: Any, port: Port) -> Turn | RankReply | None:
+        released = self._catch_up(port)
         kind = type(message)
-        if kind is not PlaceRequest and kind is not ChooseRank:
-            raise ProtocolError(f"router: no use for a {kind.__name__}")
-        placement = self._policy.place()
-        port.publish(
-            RequestPlaced(
-                request=message.given.request,
-                pool=self._pool,
-                worker=placement.worker,
-                dp_rank=placement.dp_rank,
-                scheduler=placement.worker * self._dp_size + placement.dp_rank,
-                outcome="immediate",
-                queued_at_ms=None,
-                overlap_blocks=None,
-                best_overlap_blocks=None,
-            )
-        )
+        if kind is ChooseRank:
+            decision = self.state.place(_routed(message.arrived), port.now_ms)
+            return RankReply(self._published(decision, port), tuple(released))
+        if kind is CatchUp or kind is RequestIsOver:
+            if kind is RequestIsOver:
+                released += self._publish(self.state.ended(message.request, port.now_ms), port)
+            return RankReply(None, tuple(released))
         if kind is PlaceRequest:
-            port.send(
-                self._workers[placement.worker], SubmitRequest(placement.dp_rank, message.given), phase=Phase.SUBMIT
-            )
-        return placement
+            given = self._given[message.given.request] = message.given
+            decision = self.state.place(_routed(message), port.now_ms)
+            answer = self._published(decision, port)
+            if not isinstance(answer, RankIsPending):
+                del self._given[given.request]
+            if isinstance(answer, Placement):
+                port.send(self._workers[answer.worker], SubmitRequest(answer.dp_rank, given), phase=Phase.SUBMIT)
+        elif kind is not LoadChanged:
+            raise ProtocolError(f"router: no use for a {kind.__name__}")
+        elif not released:
+            port.no_effect()
+        return self._send_out(released) if released else None
 
     def waiting(self) -> Sequence[str]:
-        return ()
+        return [f"request {request} waits for policy {self.state.policy.name}" for request in self.state.waiting]
+
+    # -- hearing
+
+    def _catch_up(self, port: Port) -> list[RankChosen]:
+        """Take up what became known since the last turn, in order. Returns what was released."""
+        heard = [] if self._kv is None else [one for one in self._kv.drain() if one.event.role == self._role]
+        told = [] if self._signals is None else self._signals.drain()
+        released: list[RankChosen] = []
+        start = 0
+        for record, request, is_end in self._progress(told):
+            stop = start
+            while stop < len(heard) and self._is_before(heard[stop], record):
+                stop += 1
+            released += self._observe(heard[start:stop], port)
+            start = stop
+            hear = self.state.ended if is_end else self.state.first_token
+            released += self._publish(hear(request, record.time_ms), port)
+        return released + self._observe(heard[start:], port)
+
+    def _progress(self, told: Sequence[Record]) -> Iterator[tuple[Record, int, bool]]:
+        """(record, request, whether it ends) for each request that has its first token or ends, in order.
+
+        Of one pass of a rank come those that end without a token, then those that were given one, then the rejected
+        ones. A request that ends with its first token only ends.
+        """
+        position = 0
+        while position < len(told):
+            record = told[position]
+            position += 1
+            event = record.event
+            kind = type(event)
+            if kind is SourceHeld:
+                yield record, event.request, False
+            elif kind is SourceReleased:
+                if event.canceled or self._role is WorkerRole.PREFILL:
+                    yield record, event.request, True
+            elif kind is RequestEnded and event.role == self._role and event.status != RequestStatus.FAILED:
+                yield record, event.request, True
+            if kind is not PassEnded or event.role != self._role:
+                continue
+            ends: dict[int, str] = {}
+            while position < len(told) and told[position].cause == record.cause:
+                end = told[position].event
+                if type(end) is not RequestEnded:
+                    break
+                ends[end.request] = end.status
+                position += 1
+            for request, status in ends.items():
+                if status != RequestStatus.REJECTED and request not in event.emitted:
+                    yield record, request, True
+            if ends or not self.state.awaiting.isdisjoint(event.emitted):
+                for request in event.emitted:
+                    if request in ends:
+                        yield record, request, True
+                    elif request in self.state.awaiting:
+                        yield record, request, False
+            for request, status in ends.items():
+                if status == RequestStatus.REJECTED:
+                    yield record, request, True
+
+    def _is_before(self, heard: Record, told: Record) -> bool:
+        """Whether a KV event was known when a signal came. A worker publishes a pass's KV events before its tokens."""
+        due_ms = heard.time_ms + self._lag_ms
+        if due_ms != told.time_ms:
+            return due_ms < told.time_ms
+        return self._lag_ms > 0.0 or heard.cause <= told.cause
+
+    def _observe(self, heard: Sequence[Record], port: Port) -> list[RankChosen]:
+        if not heard:
+            return []
+        decisions = self.state.observe([record.event for record in heard], heard[-1].time_ms + self._lag_ms)
+        return self._publish(decisions, port)
+
+    # -- carrying out
+
+    def _send_out(self, released: Sequence[RankChosen]) -> Turn:
+        """Requests that have waited go where they are to go, on the spot."""
+        for chosen in released:
+            if self._coordinator is not None:
+                yield Ask(self._coordinator, chosen)
+                continue
+            given, answer = self._given.pop(chosen.request), chosen.answer
+            if isinstance(answer, Placement):
+                yield Ask(self._workers[answer.worker], SubmitRequest(answer.dp_rank, given))
+
+    def _publish(self, decisions: Sequence[Decision], port: Port) -> list[RankChosen]:
+        """Publish decisions about requests that have waited."""
+        released = []
+        for decision in decisions:
+            answer = self._published(decision, port)
+            if isinstance(answer, RankIsPending):
+                raise ProtocolError("router: a request was released to wait on")
+            released.append(RankChosen(self._role, decision.request.request, answer))
+        return released
+
+    def _published(self, decision: Decision, port: Port) -> RankAnswer:
+        """Publish a decision."""
+        request, pool = decision.request.request, self._role.pool_name
+        if isinstance(decision, Waits):
+            port.publish(RequestWaits(request=request, pool=pool))
+            return RankIsPending()
+        if isinstance(decision, Refused):
+            port.publish(RequestRefused(request=request, pool=pool, reason=decision.reason))
+            end = RequestEnded(
+                worker=None, role=self._role.value, dp_rank=None, request=request, status=RequestStatus.REJECTED.value
+            )
+            port.publish(end)
+            return RankIsRefused()
+        if decision.why is not None:
+            port.publish(weighed(decision.why, request, pool, self.state.policy.name))
+        port.publish(self._placed(decision))
+        return decision.placement
+
+    def _placed(self, decision: Placed) -> RequestPlaced:
+        placement = decision.placement
+        return RequestPlaced(
+            request=decision.request.request,
+            pool=self._role.pool_name,
+            worker=placement.worker,
+            dp_rank=placement.dp_rank,
+            scheduler=self.state.pool.place_of(placement),
+            outcome="immediate" if decision.queued_at_ms is None else "queued",
+            queued_at_ms=decision.queued_at_ms,
+            overlap_blocks=decision.overlap_blocks,
+            best_overlap_blocks=decision.best_overlap_blocks,
+        )
+
+
+def weighed(why: Weighing, request: int, pool: str, policy: str) -> PlacementWeighed:
+    """A policy's account as an event."""
+    candidates = why.candidates
+    return PlacementWeighed(
+        request=request,
+        pool=pool,
+        policy=policy,
+        reason=why.reason,
+        chosen=why.chosen,
+        tied=why.tied,
+        workers=tuple([one.placement.worker for one in candidates]),
+        dp_ranks=tuple([one.placement.dp_rank for one in candidates]),
+        device_blocks=tuple([one.device_blocks for one in candidates]),
+        host_blocks=tuple([one.host_blocks for one in candidates]),
+        prefill_tokens=tuple([one.prefill_tokens for one in candidates]),
+        active_blocks=tuple([one.active_blocks for one in candidates]),
+        active_requests=tuple([one.active_requests for one in candidates]),
+        costs=tuple(why.costs),
+        part_names=tuple(why.parts),
+        parts=tuple(map(tuple, why.parts.values())),
+    )
+
+
+def _routed(arrived: PlaceRequest) -> RoutedRequest:
+    given, spec = arrived.given, arrived.spec
+    return RoutedRequest(
+        request=given.request,
+        prompt_tokens=given.prompt.length,
+        output_tokens=given.output_tokens,
+        chain=given.chain,
+        arrival_ms=arrived.arrival_ms,
+        name=spec.name,
+        session_id=spec.session_id,
+        turn_index=spec.turn_index,
+        agentic=spec.agentic,
+    )

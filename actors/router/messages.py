@@ -1,21 +1,83 @@
-"""What a router is asked."""
+"""What a router is asked, and what it tells the hand-off coordinator."""
 
 from __future__ import annotations
 
 import attrs
 
+from g2sim.actors.config import WorkerRole
+from g2sim.actors.router.policy import Placement
+from g2sim.actors.traffic.request import RequestSpec
 from g2sim.actors.worker.sequence import RankRequest
 
 
 @attrs.frozen(slots=True)
 class PlaceRequest:
-    """Choose a rank for a request, and send it there."""
+    """Choose a rank for a request, and send it there.
+
+    Attributes:
+        spec: what traffic says of it.
+        arrival_ms: when it arrived [ms].
+    """
 
     given: RankRequest
+    spec: RequestSpec
+    arrival_ms: float
 
 
 @attrs.frozen(slots=True)
 class ChooseRank:
-    """Choose a rank for a request. Reply: ``Placement``; the asker sends the request there."""
+    """Choose a rank for an arrived request. Reply: ``RankReply``; the asker sends the request there."""
 
-    given: RankRequest
+    arrived: PlaceRequest
+
+
+@attrs.frozen(slots=True)
+class RankIsPending:
+    """The request waits; ``RankChosen`` will follow."""
+
+
+@attrs.frozen(slots=True)
+class RankIsRefused:
+    """Nobody will serve the request; the router has published its end."""
+
+
+RankAnswer = Placement | RankIsPending | RankIsRefused
+
+
+@attrs.frozen(slots=True)
+class RankChosen:
+    """A pending request has its answer."""
+
+    role: WorkerRole
+    request: int
+    answer: Placement | RankIsRefused
+
+
+@attrs.frozen(slots=True)
+class RankReply:
+    """Reply of a router to whoever hands requests over.
+
+    Attributes:
+        answer: to what was asked, None if that was no request.
+        released: requests that have waited; they go first.
+    """
+
+    answer: RankAnswer | None
+    released: tuple[RankChosen, ...]
+
+
+@attrs.frozen(slots=True)
+class LoadChanged:
+    """Placed requests have made progress; the router's inbox says which."""
+
+
+@attrs.frozen(slots=True)
+class RequestIsOver:
+    """Asked of a prefill router: the hand-off of a request that its rank rejected is cleared away. Reply as above."""
+
+    request: int
+
+
+@attrs.frozen(slots=True)
+class CatchUp:
+    """Asked: take up what is in the inbox now, because somebody waits. Reply: ``RankReply``."""

@@ -109,7 +109,7 @@ class TrafficActor:
             output_tokens=spec.output_tokens,
             output_base=self._take_output_ids(spec.output_tokens),
         )
-        port.send(self._front, PlaceRequest(given), phase=self._front_phase)
+        port.send(self._front, PlaceRequest(given, spec, release.arrival_ms), phase=self._front_phase)
 
     def _take_output_ids(self, count: int) -> int:
         """Consecutive ids for generated tokens; the space is used again after 2**31 tokens."""

@@ -92,10 +92,13 @@ class PassEnded:
 
 @event("wk.fin")
 class RequestEnded:
-    """A request ended here: status "completed", "rejected", "failed" or "canceled"."""
+    """A request ended: status "completed", "rejected", "failed" or "canceled".
 
-    worker: int
+    ``worker`` and ``dp_rank`` are None if no rank was chosen for it: the router of this role refused it.
+    """
+
+    worker: int | None
     role: str
-    dp_rank: int
+    dp_rank: int | None
     request: int
     status: str

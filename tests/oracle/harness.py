@@ -1,6 +1,6 @@
 """Runs recorded cases of the reference through g2sim and finds the first difference.
 
-Owns: the recorded forms (``g2``, ``sched``, ``workload``, ``events``) and how our results are put into them.
+Owns: the recorded forms (``g2``, ``sched``, ``workload``, ``events``, ``router``) and how our results are put into them.
 Used by the tests, by ``tests/oracle/run.py`` and by the differential tests.
 """
 
@@ -19,6 +19,7 @@ import attrs
 from g2sim.actors.host_pool import events as hp
 from g2sim.actors.kv.blocks import BlockHasher
 from g2sim.actors.kv.events import BlocksRemoved, BlocksStored
+from g2sim.actors.router.events import PlacementWeighed
 from g2sim.actors.traffic.mooncake import load_mooncake
 from g2sim.bus.drivers import InlineDriver
 from g2sim.bus.errors import ConfigError, Deadlock, SimError
@@ -73,6 +74,8 @@ def check(case: Case, *, verify: bool = True) -> Difference | None:
     if "rank" in case:
         return _compare_events(case, outcome)
     expected = case.get("expected")
+    if _is_router_case(case):
+        return _compare_router(case, outcome)
     if expected is None:
         return _compare_refusal(case, outcome)
     if "error" in expected:
@@ -218,6 +221,83 @@ def _field(field: str, like: Any, row: Row) -> Any:
     if field == "dp_ranks":
         return [r["dp_rank"] for r in row["routing_history"]]
     return row.get(field)
+
+
+# -- routers
+
+
+def _is_router_case(case: Case) -> bool:
+    expected = case.get("expected", {})
+    outcomes = [one["outcome"] for one in expected.get("any_of", ())] or [expected]
+    return any("routing_history" in row for outcome in outcomes for row in outcome.get("per_request", ()))
+
+
+def _compare_router(case: Case, outcome: Outcome) -> Difference | None:
+    """Where equal costs were decided by chance, one of the outcomes that were seen must be equal."""
+    if outcome.error is not None or outcome.report is None:
+        return Difference("end of the run", "a finished run", _ending(outcome))
+    got = router_rows(outcome, exact=case["call"]["router_mode"] == "round_robin")
+    expected = case["expected"]
+    first: Difference | None = None
+    for wanted in [one["outcome"] for one in expected.get("any_of", ())] or [expected]:
+        difference = _compare_router_rows(wanted["per_request"], got) or _compare_summary(
+            wanted["summary"], outcome.report["summary"], rounded=False
+        )
+        if difference is None:
+            return None
+        first = first or difference
+    return first
+
+
+def _compare_router_rows(expected: list[Row], got: list[Row]) -> Difference | None:
+    if len(expected) != len(got):
+        return Difference("number of requests with an end", len(expected), len(got))
+    for idx, (wanted, row) in enumerate(zip(expected, got, strict=True)):
+        for field, value in wanted.items():
+            have = row[field]
+            if field == "routing_history":
+                have = [{key: hop[key] for key in want} for want, hop in zip(value, have, strict=False)]
+            if have != value or len(row[field]) != len(value) if field == "routing_history" else have != value:
+                return Difference(f"request {idx} (arrival {wanted['arrival_time_ms']!r}): {field}", value, have)
+    return None
+
+
+def router_rows(outcome: Outcome, *, exact: bool) -> list[Row]:
+    """Our rows by arrival, in the form of the router recordings.
+
+    Workers are letters and ranks numbers by first use, each pool apart, unless ``exact``.
+    """
+    weighed: dict[int, list[Row]] = {}
+    for record in outcome.records:
+        event = record.event
+        if isinstance(event, PlacementWeighed):
+            host = event.host_blocks[event.chosen]
+            credit = dict(zip(event.part_names, event.parts, strict=True)).get("hit")
+            weighed.setdefault(event.request, []).append(
+                {
+                    "cost": event.costs[event.chosen],
+                    "effective_cached_blocks": None if credit is None else credit[event.chosen],
+                    "host_pinned_blocks": host,
+                    "worker_type": "replay",
+                }
+            )
+    workers: dict[str, dict[int, str]] = {}
+    ranks: dict[tuple[str, int], dict[int, int]] = {}
+    rows = []
+    for row in sorted(outcome.rows, key=lambda row: row["arrival_time_ms"]):
+        history = []
+        for hop in row["routing_history"]:
+            worker, pool = hop["logical_worker_id"], workers.setdefault(hop["pool"], {})
+            named = {"worker": worker}
+            if not exact:
+                mine = ranks.setdefault((hop["pool"], worker), {})
+                named = {
+                    "worker": pool.setdefault(worker, chr(ord("A") + len(pool))),
+                    "dp_rank": mine.setdefault(hop["dp_rank"], len(mine)),
+                }
+            history.append(hop | named)
+        rows.append(row | {"routing_history": history, "router": weighed.get(row["request"], [])})
+    return rows
 
 
 # -- KV events

@@ -42,6 +42,8 @@ TRANSFER_KEYS = {
 CALL_PATHS = {
     "execution_model": "engine.model",
     "router_mode": "router.policy",
+    "kv_event_lag_ms": "router.kv_event_lag_ms",
+    "router_config": "router.options",
     "trace_block_size": "traffic.source.block_size",
     "weka_nested_timestamp_basis": "traffic.source.nested_timestamp_basis",
     "trace_shared_prefix_ratio": "traffic.source.shared_prefix_ratio",
@@ -55,6 +57,9 @@ CALL_PATHS = {
     "sla_itl_ms": "evaluation.sla.itl_ms",
     "sla_e2e_ms": "evaluation.sla.e2e_ms",
 }
+
+IGNORED_BY_REPLAY = ("use_kv_events", "router_predicted_ttl_secs", "router_track_output_blocks")
+"""Router settings that have no effect in an offline replay; ours are refused unless they are off."""
 
 ONLY_ABOUT_OUTPUT = ("capture_per_request", "trace_format", "report_jsonl_path", "capture_planner_details")
 
@@ -77,6 +82,9 @@ def scenario_from_call(call: Mapping[str, Any], *, trace_path: str | None, trace
     else:
         source = {"type": "trace", "paths": [trace_path], "format": trace_format}
         scenario["traffic"] = {"source": source, "load": _trace_load(rest)}
+    if "router_config" in rest:
+        settings = rest["router_config"].items()
+        rest["router_config"] = {key: value for key, value in settings if key not in IGNORED_BY_REPLAY}
     for key, value in rest.items():
         _put(scenario, CALL_PATHS.get(key, key), value)
     return scenario

@@ -153,7 +153,9 @@ FIELDS = {
     AGG + "timing.decode_ms": Case(aggregated, "amount"),
     AGG + "timing.speedup_ratio": Case(aggregated, "amount"),
     AGG + "timing.decode_speedup_ratio": Case(aggregated, "amount"),
-    "router.policy": Case(aggregated, "text", ("round_robin",)),
+    "router.policy": Case(aggregated, "text", ("round_robin", "dynamo_kv", "kv_router")),
+    "router.kv_event_lag_ms": Case(aggregated, "amount"),
+    "router.tie_break": Case(aggregated, "choice", ("lowest", "random")),
     "evaluation.sla.ttft_ms": Case(aggregated, "positive", NULL),
     "evaluation.sla.itl_ms": Case(aggregated, "positive", NULL),
     "evaluation.sla.e2e_ms": Case(aggregated, "positive", NULL),
@@ -219,6 +221,7 @@ SECTIONS = {
     "traffic.load": Case(aggregated, "mapping"),
     "traffic.stop": Case(traced, "mapping", NULL),
     "router": Case(aggregated, "mapping"),
+    "router.options": Case(aggregated, "mapping"),
     "evaluation": Case(aggregated, "mapping"),
     "evaluation.sla": Case(aggregated, "mapping", NULL),
 }
@@ -1031,7 +1034,7 @@ class TestResolved:
                 "load": {"type": "concurrency", "concurrency": 10},
                 "stop": {"requests": 3, "max_virtual_time_ms": None},
             },
-            "router": {"policy": "round_robin"},
+            "router": {"policy": "round_robin", "kv_event_lag_ms": 0.0, "tie_break": "lowest", "options": {}},
             "evaluation": {"sla": None},
         }
 

@@ -38,7 +38,6 @@ BAD: dict[str, Any] = {
     "engine.workers.*.parallelism.attention_data": 2,
     "engine.workers.*.timing.type": "default",
     "engine.workers.*.kv_cache.capacity.type": "default",
-    "router.policy": "kv_router",
     "traffic.source.format": "dynamo",
     "traffic.stop.max_virtual_time_seconds": 1.0,
     "traffic.stop.max_virtual_time_ms": 1.0,

@@ -1,0 +1,251 @@
+"""A router without its bus: asks the policy, checks and books what it says, and keeps the requests that wait.
+
+Owns: the contract between a router and its policy. A policy that breaks it ends the run with a PolicyError that says
+what it did; every decision that leaves here is one that the pool can carry out.
+Refuses to know: how decisions are carried out, and where signals come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, KeysView, Sequence
+from typing import Any
+
+import attrs
+
+from g2sim.actors.router.policy import (
+    Candidate,
+    KvEvent,
+    Place,
+    Placement,
+    PlacementPolicy,
+    Queue,
+    Refuse,
+    Release,
+    RoutedRequest,
+    Weighing,
+    is_finite,
+)
+from g2sim.actors.router.pool import Pool, WorkerState
+from g2sim.bus.errors import PolicyError, SimError, shorten
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Placed:
+    """A request goes to a rank.
+
+    Attributes:
+        queued_at_ms: when it began to wait [ms], None if it did not.
+        overlap_blocks, best_overlap_blocks: what the policy believes is cached there, and at best anywhere; None from a
+            policy that does not look.
+        why: the policy's account, None from a policy that does not weigh.
+    """
+
+    request: RoutedRequest
+    placement: Placement
+    queued_at_ms: float | None
+    overlap_blocks: int | None
+    best_overlap_blocks: int | None
+    why: Weighing | None
+
+
+@attrs.frozen(slots=True)
+class Waits:
+    """A request waits in the policy."""
+
+    request: RoutedRequest
+
+
+@attrs.frozen(slots=True)
+class Refused:
+    """Nobody will serve a request."""
+
+    request: RoutedRequest
+    reason: str
+
+
+Decision = Placed | Waits | Refused
+
+
+@attrs.frozen(slots=True)
+class _Waiting:
+    request: RoutedRequest
+    since_ms: float
+
+
+class RouterState:
+    """See the module's text.
+
+    Args:
+        pool: the router's view of its workers.
+        policy: who decides; it is started here.
+    Raises: PolicyError if it cannot start.
+    """
+
+    def __init__(self, pool: Pool, policy: PlacementPolicy) -> None:
+        self.pool = pool
+        self.policy = policy
+        self._waiting: dict[int, _Waiting] = {}
+        self._guarded("start", None, 0.0, policy.start, pool)
+        pool.loads.shares_blocks = policy.shares_blocks
+
+    @property
+    def waiting(self) -> Sequence[int]:
+        """Requests that wait, longest first."""
+        return list(self._waiting)
+
+    def place(self, request: RoutedRequest, now_ms: float) -> Decision:
+        """A request arrived."""
+        number = request.request
+        verdict = self._guarded("place", number, now_ms, self.policy.place, request, now_ms)
+        if isinstance(verdict, Queue):
+            if not self.policy.may_queue:
+                raise self._error("place returned Queue, but the policy does not set may_queue", number, now_ms)
+            self._waiting[number] = _Waiting(request, now_ms)
+            return Waits(request)
+        return self._settled("place", request, verdict, None, now_ms)
+
+    def observe(self, events: Sequence[KvEvent], now_ms: float) -> list[Decision]:
+        """KV events of the pool's ranks became known."""
+        for event in events:
+            self.pool.apply(event)
+        return self._released("observe", None, now_ms, self.policy.observe, events)
+
+    @property
+    def awaiting(self) -> KeysView[int]:
+        """Requests of which ``first_token`` would be news."""
+        return self.pool.loads.awaiting
+
+    def first_token(self, request: int, now_ms: float) -> list[Decision]:
+        """A request's prompt is computed. Nothing happens if that is no news."""
+        if not self.pool.loads.first_token(request):
+            return []
+        return self._released("prefill_completed", request, now_ms, self.policy.prefill_completed, request)
+
+    def ended(self, request: int, now_ms: float) -> list[Decision]:
+        """A request is over. Nothing happens if it was not placed here."""
+        if not self.pool.loads.end(request):
+            return []
+        return self._released("request_terminal", request, now_ms, self.policy.request_terminal, request)
+
+    def set_worker(self, worker: int, state: WorkerState, now_ms: float) -> list[Decision]:
+        """A worker became ready, drains or is gone."""
+        self.pool.set_state(worker, state)
+        hooks = {
+            WorkerState.READY: self.policy.worker_ready,
+            WorkerState.DRAINING: self.policy.worker_draining,
+            WorkerState.REMOVED: self.policy.worker_removed,
+        }
+        return self._released(f"worker_{state.value}", None, now_ms, hooks[state], worker)
+
+    def check(self) -> None:
+        """Raises: InvariantViolation, or PolicyError if the policy holds other requests than it was given."""
+        self.pool.check()
+        pending = self.policy.pending()
+        if sorted(pending) != sorted(self._waiting):
+            raise PolicyError(
+                self.policy.name, f"pending() is {shorten(sorted(pending))}, waiting are {sorted(self._waiting)}"
+            )
+
+    # -- inside
+
+    def _error(self, problem: str, request: int | None, now_ms: float) -> PolicyError:
+        return PolicyError(self.policy.name, problem, request=request, time_ms=now_ms)
+
+    def _guarded(self, what: str, request: int | None, now_ms: float, call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except SimError:
+            raise
+        except Exception as error:
+            raise self._error(f"{what} raised {type(error).__name__}: {error}", request, now_ms) from error
+
+    def _released(
+        self, what: str, subject: int | None, now_ms: float, hook: Callable[..., Iterable[Release]], argument: Any
+    ) -> list[Decision]:
+        """What a hook releases; each is booked before the next is asked for."""
+        releases = self._guarded(what, subject, now_ms, hook, argument, now_ms)
+        if type(releases) is tuple and not releases:
+            return []
+        decisions: list[Decision] = []
+        steps = self._guarded(what, subject, now_ms, iter, releases)
+        while (release := self._guarded(what, subject, now_ms, next, steps, None)) is not None:
+            if not isinstance(release, Release):
+                raise self._error(f"{what} gave {shorten(release)}, allowed: Release", subject, now_ms)
+            waiting = self._waiting.get(release.request)
+            if waiting is None:
+                placed = release.request in self.pool.loads
+                whence = "is placed already" if placed else "does not wait here"
+                raise self._error(f"{what} released request {release.request!r}, which {whence}", subject, now_ms)
+            decisions.append(self._settled(what, waiting.request, release.verdict, waiting.since_ms, now_ms))
+            del self._waiting[release.request]
+        return decisions
+
+    def _settled(
+        self, what: str, request: RoutedRequest, verdict: Any, since_ms: float | None, now_ms: float
+    ) -> Decision:
+        """A verdict that is final, checked and booked."""
+        if isinstance(verdict, Refuse):
+            return Refused(request, verdict.reason)
+        if not isinstance(verdict, Place):
+            raise self._error(f"{what} gave {shorten(verdict)}, allowed: a verdict", request.request, now_ms)
+        policy, why = self.policy, verdict.why
+        placement = self._checked(what, request, verdict, now_ms)
+        overlap = best = None
+        if policy.sees_blocks or policy.sees_load:
+            candidates = self.pool.candidates(request) if why is None else why.candidates
+            chosen = next(one for one in candidates if one.placement == placement)
+            overlap = self._reported(request, chosen, now_ms)
+            if overlap is not None:
+                best = max(self._reported(request, one, now_ms) or 0 for one in candidates)
+            if policy.sees_load:
+                self._book(request, chosen, now_ms)
+        return Placed(
+            request=request,
+            placement=placement,
+            queued_at_ms=since_ms,
+            overlap_blocks=overlap,
+            best_overlap_blocks=best,
+            why=why,
+        )
+
+    def _checked(self, what: str, request: RoutedRequest, verdict: Place, now_ms: float) -> Placement:
+        """Raises: PolicyError unless the placement is a rank that takes requests, and the account fits it."""
+        placement, why, pool = verdict.placement, verdict.why, self.pool
+        told = f"{what} chose {shorten(placement)}"
+        if not isinstance(placement, Placement):
+            raise self._error(f"{told}, allowed: a Placement", request.request, now_ms)
+        for name, limit in (("worker", pool.workers), ("dp_rank", pool.dp_size)):
+            value = getattr(placement, name)
+            if type(value) is not int or not 0 <= value < limit:
+                raise self._error(f"{told}, allowed: {name} 0 to {limit - 1}", request.request, now_ms)
+        if not pool.is_ready(placement.worker):
+            raise self._error(f"{told}, but this worker takes no requests", request.request, now_ms)
+        if why is None:
+            return placement
+        if not 0 <= why.chosen < len(why.candidates) or why.candidates[why.chosen].placement != placement:
+            raise self._error(f"{told}, but its account says otherwise: {why.chosen!r}", request.request, now_ms)
+        for cost in why.costs:
+            if not is_finite(cost):
+                raise self._error(f"{told} by a cost of {cost!r}, allowed: finite numbers", request.request, now_ms)
+        for name, values in (("costs", why.costs), *why.parts.items()):
+            if values and len(values) != len(why.candidates):
+                problem = f"{len(values)} {name} for {len(why.candidates)} candidates"
+                raise self._error(f"{told} by {problem}", request.request, now_ms)
+        return placement
+
+    def _reported(self, request: RoutedRequest, candidate: Candidate, now_ms: float) -> int | None:
+        if not self.policy.sees_blocks and self.policy.reported_overlap(candidate) is None:
+            return None
+        return self._count("reported_overlap", request, now_ms, self.policy.reported_overlap, candidate)
+
+    def _book(self, request: RoutedRequest, chosen: Candidate, now_ms: float) -> None:
+        tokens = self._count("prefill_tokens", request, now_ms, self.policy.prefill_tokens, request, chosen)
+        self.pool.loads.book(
+            request.request, self.pool.place_of(chosen.placement), tokens, request.chain.sequence_hashes
+        )
+
+    def _count(self, what: str, request: RoutedRequest, now_ms: float, call: Callable[..., Any], *args: Any) -> int:
+        value = self._guarded(what, request.request, now_ms, call, *args)
+        if type(value) is not int or value < 0:
+            raise self._error(f"{what} gave {shorten(value)}, allowed: an integer, 0 or more", request.request, now_ms)
+        return value

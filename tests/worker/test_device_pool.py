@@ -1,0 +1,349 @@
+"""The GPU KV cache of one rank against an obvious model, and field cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from g2sim.actors.worker.device_pool import DevicePool, Reservation
+from g2sim.bus.errors import InvariantViolation
+
+HASHES = range(100, 106)
+
+
+def cached_chain(pool: DevicePool, hashes: list[int]) -> list[int]:
+    """A request's blocks, taken and cached in order."""
+    reserved = pool.reserve([], len(hashes))
+    assert reserved is not None
+    blocks = [pool.take_private(reserved[0]) for _ in hashes]
+    for block, hash_ in zip(blocks, hashes, strict=True):
+        pool.cache(block, hash_)
+    return blocks
+
+
+def release_request(pool: DevicePool, blocks: list[int]) -> None:
+    """As a rank does it: from the last block to the first."""
+    for block in reversed(blocks):
+        pool.release(block)
+
+
+def primaries(pool: DevicePool, hashes: list[int]) -> list[int]:
+    found = [pool.lookup(hash_) for hash_ in hashes]
+    assert None not in found
+    return [block for block in found if block is not None]
+
+
+# -- refusals
+
+
+def test_a_block_cannot_be_cached_twice() -> None:
+    """A copy that has a hash keeps it; a second one is an error that names the block."""
+    pool = DevicePool(2)
+    (block,) = cached_chain(pool, [1])
+    with pytest.raises(InvariantViolation, match=f"block {block} is cached twice"):
+        pool.cache(block, 2)
+
+
+def test_a_reference_cannot_be_given_back_twice() -> None:
+    """Releasing a cached copy more often than it was referenced is an error that names the block."""
+    pool = DevicePool(2)
+    (block,) = cached_chain(pool, [1])
+    pool.release(block)
+    with pytest.raises(InvariantViolation, match=f"block {block} is released more often"):
+        pool.release(block)
+
+
+def test_the_check_finds_memory_that_is_counted_twice() -> None:
+    """If free, reserved and held memory do not add up to the capacity, check() says so with the numbers."""
+    pool = DevicePool(2)
+    pool.reserved_blocks += 1
+    with pytest.raises(InvariantViolation, match="free 2 \\+ reserved 1 \\+ copies 0 != capacity 2"):
+        pool.check()
+
+
+@pytest.mark.parametrize("hits_in_use", [True, False])
+def test_a_refused_reservation_leaves_no_trace(hits_in_use: bool) -> None:
+    """F53: with 5 blocks free, 1,000 tries of 6 fresh blocks over 2 cached hits change neither room nor use counts."""
+    pool = DevicePool(7)
+    owned = cached_chain(pool, [1, 2])
+    if not hits_in_use:
+        release_request(pool, owned)
+    available = 5 if hits_in_use else 7
+    for _ in range(1000):
+        assert pool.reserve(primaries(pool, [1, 2]), 6) is None
+        assert pool.available_blocks == available
+        assert pool.reserved_blocks == 0
+        assert pool.match([1, 2]) == (2, 2 if hits_in_use else 0)
+    pool.check()
+    if hits_in_use:
+        release_request(pool, owned)  # one reference each: now idle, not before and not twice
+    assert pool.match([1, 2]) == (2, 0)
+    reserved = pool.reserve([], 7)
+    assert reserved is not None
+    assert reserved[1] == [2, 1]
+
+
+# -- field cases and rules worked by hand
+
+
+def test_the_tail_of_a_chain_is_evicted_first_every_time() -> None:
+    """F40: 200 times over, room for one block costs a three-block chain its last block, and two still hit."""
+    for _ in range(200):
+        pool = DevicePool(3)
+        release_request(pool, cached_chain(pool, [1, 2, 3]))
+        reserved = pool.reserve([], 1)
+        assert reserved is not None
+        assert reserved[1] == [3]
+        pool.release(pool.take_private(reserved[0]))
+        assert pool.match([1, 2, 3]) == (2, 0)
+
+
+def test_a_hash_is_removed_with_its_last_copy_only() -> None:
+    """Two copies of one hash: evicting the older makes the younger primary and removes nothing; the second does."""
+    pool = DevicePool(3)
+    older, younger = cached_chain(pool, [1]), cached_chain(pool, [1])
+    assert pool.lookup(1) == older[0]
+    release_request(pool, older)
+    release_request(pool, younger)
+    first = pool.reserve([], 2)
+    assert first is not None
+    assert first[1] == []
+    assert pool.lookup(1) == younger[0]
+    second = pool.reserve([], 1)
+    assert second is not None
+    assert second[1] == [1]
+    assert pool.lookup(1) is None
+
+
+def test_the_most_recently_evicted_memory_is_used_first() -> None:
+    """Taken memory is free memory, then evicted memory in eviction order, and is used from its end."""
+    pool = DevicePool(3)
+    chain = cached_chain(pool, [1, 2])
+    release_request(pool, chain)
+    (free,) = {0, 1, 2} - set(chain)
+    reserved = pool.reserve([], 3)
+    assert reserved is not None
+    assert reserved[1] == [2, 1]
+    assert [pool.take_private(reserved[0]) for _ in range(3)] == [chain[0], chain[1], free]
+
+
+def test_a_held_copy_is_active_and_still_hits() -> None:
+    """While a shared store reads it, an idle copy counts as active, cannot be evicted, and is still a prefix hit."""
+    pool = DevicePool(2)
+    chain = cached_chain(pool, [1, 2])
+    pool.begin_copy_out(chain, 9, hold=True)
+    release_request(pool, chain)
+    assert pool.active_blocks == 2
+    assert pool.reserve([], 1) is None
+    assert pool.match([1, 2]) == (2, 2)
+    pool.end_copy_out(9)
+    assert pool.active_blocks == 0
+    reserved = pool.reserve([], 1)
+    assert reserved is not None
+    assert reserved[1] == [2]  # let go last to first, so the tail is the older one
+
+
+def test_memory_that_is_still_read_is_named_to_its_next_user() -> None:
+    """A private store does not protect its sources; whoever takes the memory is told of the transfer, once."""
+    pool = DevicePool(2)
+    chain = cached_chain(pool, [1, 2])
+    pool.begin_copy_out(chain, 9, hold=False)
+    release_request(pool, chain)
+    reserved = pool.reserve([], 2)
+    assert reserved is not None
+    assert pool.still_copied_out(reserved[0]) == [9]
+    assert all(map(pool.is_copied_out, chain))
+    pool.end_copy_out(9)
+    assert pool.still_copied_out(reserved[0]) == []
+
+
+# -- the model
+
+
+class Copy:
+    """One memory block with content, in the model."""
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+        self.hash: int | None = None
+        self.refs = 1
+        self.pins = 0
+        self.held = False
+
+    @property
+    def idle(self) -> bool:
+        return self.hash is not None and self.refs == 0 and self.pins == 0 and not self.held
+
+
+class Reserved:
+    """A reservation: the product's, and what the model thinks of it."""
+
+    def __init__(self, real: Reservation, hits: list[Copy], taken: list[int]) -> None:
+        self.real = real
+        self.hits = hits
+        self.taken = taken
+
+
+class DevicePoolMachine(RuleBasedStateMachine):
+    """Lists and dicts: ``free`` is a stack, ``cached`` is in order of caching, ``idle`` in order of eviction."""
+
+    @initialize(capacity=st.integers(min_value=1, max_value=7))
+    def start(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.pool = DevicePool(capacity)
+        self.free = list(range(capacity))
+        self.cached: list[Copy] = []
+        self.private: list[Copy] = []
+        self.idle: list[Copy] = []
+        self.reservations: list[Reserved] = []
+        self.requests: list[list[Copy]] = []
+        self.transfers: dict[int, list[Copy]] = {}
+        self.next_transfer = 0
+
+    def primary(self, hash_: int) -> Copy | None:
+        return next((copy for copy in self.cached if copy.hash == hash_), None)
+
+    def settle(self, copy: Copy) -> None:
+        if copy.idle:
+            self.idle.append(copy)
+
+    @rule(data=st.data(), fresh=st.integers(min_value=0, max_value=8))
+    def reserve(self, data: st.DataObject, fresh: int) -> None:
+        resident = [hash_ for hash_ in HASHES if self.primary(hash_) is not None]
+        wanted = data.draw(st.lists(st.sampled_from(resident), unique=True) if resident else st.just([]))
+        hits = [copy for copy in map(self.primary, wanted) if copy is not None]
+        missing = max(0, fresh - len(self.free))
+        got = self.pool.reserve([copy.block for copy in hits], fresh)
+        if missing > len([copy for copy in self.idle if copy not in hits]):
+            assert got is None
+            return
+        assert got is not None
+        for copy in hits:
+            copy.pins += 1
+            if copy in self.idle:
+                self.idle.remove(copy)
+        cut = len(self.free) - (fresh - missing)
+        taken, self.free = self.free[cut:], self.free[:cut]
+        removed = []
+        for _ in range(missing):
+            victim = self.idle.pop(0)
+            self.cached.remove(victim)
+            taken.append(victim.block)
+            if victim.hash is not None and self.primary(victim.hash) is None:
+                removed.append(victim.hash)
+        assert got[1] == removed
+        self.reservations.append(Reserved(got[0], hits, taken))
+
+    @precondition(lambda self: self.reservations)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        reserved = data.draw(st.sampled_from(self.reservations))
+        self.reservations.remove(reserved)
+        self.pool.cancel(reserved.real)
+        for copy in reversed(reserved.hits):
+            copy.pins -= 1
+            self.settle(copy)
+        self.free += reserved.taken
+
+    @precondition(lambda self: self.reservations)
+    @rule(data=st.data(), hashes=st.lists(st.sampled_from(HASHES) | st.none(), min_size=8, max_size=8))
+    def use(self, data: st.DataObject, hashes: list[int | None]) -> None:
+        """Turn a whole reservation into a request; blocks with a hash are cached at once."""
+        reserved = data.draw(st.sampled_from(self.reservations))
+        self.reservations.remove(reserved)
+        assert self.pool.activate_hits(reserved.real) == [copy.block for copy in reserved.hits]
+        for copy in reserved.hits:
+            copy.pins -= 1
+            copy.refs += 1
+        request = list(reserved.hits)
+        while reserved.taken:
+            copy = Copy(reserved.taken.pop())
+            assert self.pool.take_private(reserved.real) == copy.block
+            self.private.append(copy)
+            request.append(copy)
+            hash_ = hashes.pop()
+            if hash_ is not None:
+                self.cache(copy, hash_)
+        self.requests.append(request)
+
+    def cache(self, copy: Copy, hash_: int) -> None:
+        first = self.primary(hash_) is None
+        assert self.pool.cache(copy.block, hash_) is first
+        self.private.remove(copy)
+        copy.hash = hash_
+        self.cached.append(copy)
+
+    @precondition(lambda self: self.private)
+    @rule(data=st.data(), hash_=st.sampled_from(HASHES))
+    def cache_later(self, data: st.DataObject, hash_: int) -> None:
+        self.cache(data.draw(st.sampled_from(self.private)), hash_)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        request = self.requests.pop(data.draw(st.integers(min_value=0, max_value=len(self.requests) - 1)))
+        for copy in reversed(request):
+            self.pool.release(copy.block)
+            copy.refs -= 1
+            if copy.hash is None:
+                self.private.remove(copy)
+                self.free.append(copy.block)
+            else:
+                self.settle(copy)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), hold=st.booleans())
+    def begin_copy_out(self, data: st.DataObject, hold: bool) -> None:
+        request = data.draw(st.sampled_from(self.requests))
+        sources = [copy for copy in request if copy.hash is not None and not self.pool.is_copied_out(copy.block)]
+        self.pool.begin_copy_out([copy.block for copy in sources], self.next_transfer, hold=hold)
+        for copy in sources:
+            copy.held = hold
+        self.transfers[self.next_transfer] = sources if hold else []
+        self.next_transfer += 1
+
+    @precondition(lambda self: self.transfers)
+    @rule(data=st.data())
+    def end_copy_out(self, data: st.DataObject) -> None:
+        transfer = data.draw(st.sampled_from(sorted(self.transfers)))
+        self.pool.end_copy_out(transfer)
+        for copy in reversed(self.transfers.pop(transfer)):
+            copy.held = False
+            self.settle(copy)
+
+    @rule(hashes=st.lists(st.sampled_from(HASHES), max_size=6))
+    def match(self, hashes: list[int]) -> None:
+        found = active = 0
+        for hash_ in hashes:
+            copy = self.primary(hash_)
+            if copy is None:
+                break
+            found += 1
+            active += copy not in self.idle
+        assert self.pool.match(hashes) == (found, active)
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check()
+        reserved = sum(len(one.taken) for one in self.reservations)
+        in_use = len(self.cached) + len(self.private) - len(self.idle) + reserved
+        assert self.pool.reserved_blocks == reserved
+        assert self.pool.copies == len(self.cached) + len(self.private)
+        assert self.pool.active_blocks == in_use
+        assert self.pool.available_blocks == self.capacity - in_use
+        assert self.pool.resident_hashes() == {copy.hash for copy in self.cached}
+        for hash_ in HASHES:
+            copy = self.primary(hash_)
+            assert self.pool.lookup(hash_) == (None if copy is None else copy.block)
+
+
+class TestDevicePoolAgainstItsModel(DevicePoolMachine.TestCase):  # type: ignore[name-defined,misc]
+    """Any sequence of commands leaves the pool and a model of lists and dicts with the same answers."""
+
+    settings: Any = settings(max_examples=150, stateful_step_count=40, deadline=None)
