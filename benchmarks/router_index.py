@@ -2,9 +2,9 @@
 
     python benchmarks/router_index.py [--reference PYTHON] [--workers 8] [--blocks 20000] [--prompt-blocks 64]
 
-Each worker holds its blocks as conversations of the prompt's length, half of them under a prefix that all workers share;
-every worker also has as many blocks again in host memory. ``--reference`` is an interpreter of an environment that holds
-the reference; its tree knows the device tier only, and its times include the calls from Python.
+Each worker holds its blocks as conversations of the prompt's length, half of them under a prefix that all workers
+share; every worker also has as many blocks again in host memory. ``--reference`` is an interpreter of an environment
+that holds the reference; its tree knows the device tier only, and its times include the calls from Python.
 """
 
 from __future__ import annotations

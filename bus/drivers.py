@@ -43,6 +43,8 @@ class TrioDriver:
         self._main = Handoff("driver")
         self._handoffs: dict[Slot, Handoff] = {}
         self._at_work: Slot | None = None
+        self._nursery: trio.Nursery | None = None
+        self._lost: ProtocolError | None = None
 
     def run(self) -> None:
         """Run to the end on a virtual clock. Raises whatever an actor or the kernel raised."""
@@ -52,11 +54,13 @@ class TrioDriver:
     async def run_async(self) -> None:
         error: BaseException | None = None
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             for slot in self._kernel.slots:
                 await nursery.start(self._shell, slot)
             try:
                 first = self._kernel.next_envelope()
                 if first is not None:
+                    self._at_work = first.slot
                     self._handoffs[first.slot].wake(first)
                     await self._main.park()
                 for handoff in self._handoffs.values():
@@ -64,6 +68,8 @@ class TrioDriver:
             except BaseException as caught:
                 error = caught
                 nursery.cancel_scope.cancel()
+        if error is None:
+            error = self._lost
         if error is not None:
             raise error
 
@@ -86,12 +92,13 @@ class TrioDriver:
         kernel = self._kernel
         upcoming: Envelope | None = envelope
         while upcoming is not None and upcoming.slot is slot:
-            self._at_work = slot
             await self._perform(slot, upcoming.message)
             kernel.finish_turn()
+            if not self._main.parked:
+                return  # the run was cancelled, or interrupted, from outside: the baton ends here
             upcoming = kernel.next_envelope()
-        self._at_work = None
         if upcoming is None:
+            self._at_work = None
             self._main.wake(None)
         else:
             self._at_work = upcoming.slot
@@ -117,16 +124,16 @@ class TrioDriver:
             slot.in_turn = False
 
     def _stalled(self) -> None:
-        slot = self._at_work
-        if slot is None or not self._main.parked:
-            return
-        self._at_work = None
-        self._main.fail(
-            ProtocolError(
-                f"{slot.name} has the turn at {self._kernel.now_ms!r} ms, but nothing is runnable: a wake-up was "
-                "lost, or the turn waits on something that is not the bus"
-            )
+        who = "nobody" if self._at_work is None else self._at_work.name
+        error = ProtocolError(
+            f"{who} has the turn at {self._kernel.now_ms!r} ms, but nothing is runnable: a wake-up was "
+            "lost, or the turn waits on something that is not the bus"
         )
+        if self._main.parked:
+            self._main.fail(error)
+        elif self._nursery is not None and self._lost is None:
+            self._lost = error
+            self._nursery.cancel_scope.cancel()
 
 
 class InlineDriver:

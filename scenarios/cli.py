@@ -22,6 +22,10 @@ INTERRUPTED = 130
 COMMANDS = {
     "run": "g2sim.scenarios.cli_run",
     "report": "g2sim.scenarios.cli_run",
+    "validate": "g2sim.scenarios.cli_streams",
+    "rules": "g2sim.scenarios.cli_streams",
+    "record": "g2sim.scenarios.cli_streams",
+    "publish": "g2sim.scenarios.cli_streams",
 }
 """Command -> module in which a click command of that name is defined."""
 

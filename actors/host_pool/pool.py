@@ -116,8 +116,9 @@ class HostPool:
         resident = [(entry.position, hash_) for hash_, entry in self._entries.items() if entry.resident]
         return tuple(self._runs(hash_ for _, hash_ in sorted(resident)))
 
-    def retire(self, client: int) -> None:
+    def retire(self, client: int, now_ms: float) -> None:
         """Remove a client. What it stored and submitted stays or still lands; nobody is told of it on its behalf."""
+        self.advance(now_ms)
         gone = self._clients.pop(client)
         loads = [
             number
@@ -477,7 +478,7 @@ class HostPool:
 
 _HANDLERS: dict[type[Any], Callable[[HostPool, Any, float], Any]] = {
     Join: lambda pool, message, now_ms: pool.join(message),
-    Retire: lambda pool, message, now_ms: pool.retire(message.client),
+    Retire: lambda pool, message, now_ms: pool.retire(message.client, now_ms),
     LookUp: lambda pool, message, now_ms: pool.look_up(message),
     QueueLoad: lambda pool, message, now_ms: pool.queue_load(message, now_ms),
     PrepareStore: lambda pool, message, now_ms: pool.prepare_store(message, now_ms),

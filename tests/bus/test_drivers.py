@@ -127,15 +127,7 @@ WAITS: dict[str, Callable[[], Awaitable[Any]]] = {
 }
 
 
-def known(reason: str) -> pytest.MarkDecorator:
-    """A claim that does not hold yet; the test fails as soon as it does, so that this mark goes."""
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
 waits = pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
-
-
-OPENS_A_SCOPE = ("sleep", "sleep of almost nothing", "deadline that is now")
 
 
 def waiting_bus(wait: Callable[[], Awaitable[Any]]) -> Kernel:
@@ -149,7 +141,7 @@ def waiting_bus(wait: Callable[[], Awaitable[Any]]) -> Kernel:
 def test_an_actor_that_waits_on_trio_is_refused_with_its_name_and_the_time(
     wait: Callable[[], Awaitable[Any]], complaints: Callable[[], list[str]]
 ) -> None:
-    """F87: sleeps and threads neither hold the clock nor let it jump: they end the run, in its own turn or when asked."""
+    """F87: sleeps and threads neither hold the clock nor let it jump: they end the run, in its own turn or asked."""
     message = r"^sleeper waits on something that is not the bus .* at 2\.5 ms"
     with pytest.raises(ProtocolError, match=message):
         TrioDriver(waiting_bus(wait)).run()
@@ -161,14 +153,7 @@ def test_an_actor_that_waits_on_trio_is_refused_with_its_name_and_the_time(
 
 @pytest.mark.parametrize(
     "wait",
-    [
-        pytest.param(
-            wait,
-            id=name,
-            marks=[known("bus/drivers.py _perform: a turn that fails is not closed")] if name in OPENS_A_SCOPE else [],
-        )
-        for name, wait in WAITS.items()
-    ],
+    [pytest.param(wait, id=name) for name, wait in WAITS.items()],
 )
 def test_a_turn_that_is_refused_is_closed_in_its_own_task(
     wait: Callable[[], Awaitable[Any]], complaints: Callable[[], list[str]]
@@ -390,14 +375,7 @@ def test_the_little_run_has_as_many_wake_ups_as_the_next_test_loses() -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [
-        pytest.param(
-            number,
-            id=what,
-            marks=[] if number in (2, 3, 4) else [known("bus/drivers.py _stalled: returns unless a turn is known")],
-        )
-        for number, (what, _, _) in LOST_WAKES.items()
-    ],
+    [pytest.param(number, id=what) for number, (what, _, _) in LOST_WAKES.items()],
 )
 def test_a_lost_wake_up_ends_the_run_with_an_error_and_no_hang(number: int) -> None:
     """Whichever it is; the error gives the time, and the actor that has the turn if there is one."""
@@ -497,7 +475,6 @@ async def test_an_error_comes_out_of_a_loop_that_is_there_already_as_it_is() -> 
         await TrioDriver(bus(a=receive, b=nothing)).run_async()
 
 
-@known("bus/drivers.py _shell: goes on waking others after the nursery was cancelled")
 @pytest.mark.trio
 async def test_cancelling_a_run_from_outside_ends_all_its_tasks() -> None:
     tasks = trio.lowlevel.current_statistics().tasks_living
@@ -515,7 +492,6 @@ async def test_cancelling_a_run_from_outside_ends_all_its_tasks() -> None:
     assert trio.lowlevel.current_statistics().tasks_living == tasks
 
 
-@known("bus/drivers.py _shell: goes on waking others after the nursery was cancelled")
 def test_ctrl_c_at_any_moment_ends_a_run_with_keyboard_interrupt() -> None:
     """Also when trio has to put it off and hand it to its main task, as it does inside its own code."""
 

@@ -440,7 +440,7 @@ class HostPoolMachine(RuleBasedStateMachine):
     def retire(self, data: st.DataObject) -> None:
         client = self.client(data)
         self.pool.outbox.clear()
-        self.pool.retire(client)
+        self.pool.retire(client, 0.0)
         loads = [number for number, (owner, is_load, _) in self.transfers.items() if owner == client and is_load]
         for number in loads:
             self.unpin(self.transfers.pop(number)[2])

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from g2sim.actors.host_pool import events as ev
 from g2sim.actors.host_pool.messages import (
     Completion,
@@ -357,7 +355,7 @@ def test_what_a_retired_client_stored_stays() -> None:
     pool = pool_with(math.inf, math.inf)
     store(pool, 0.0, 1, 2)
     pool.tick(1, 0.0)
-    pool.retire(0)
+    pool.retire(0, 0.0)
     assert sorted(pool.contents()) == [1, 2]
     assert pool.tick(1, 0.0).changes == ()
     assert outcome(pool, 1, 2, client=1) is LookUpOutcome.HIT
@@ -372,7 +370,7 @@ def test_loads_of_a_retired_client_are_cancelled_and_unpinned() -> None:
     number = load(pool, 1.0, 1, 2, client=1)
     pool.tick(0, 1.0)
     assert prepare(pool, 2.0, 3, 4).transfer is None
-    pool.retire(1)
+    pool.retire(1, 0.0)
     gone = pool.outbox[-1]
     assert isinstance(gone, ev.ClientRetired)
     assert (gone.worker, gone.canceled_loads, gone.rolled_back_stores) == (1, (number,), ())
@@ -391,7 +389,7 @@ def test_prepared_stores_of_a_retired_client_are_rolled_back_and_waiters_wake() 
     number = prepare(pool, 0.0, 1, 2, client=1).transfer
     assert outcome(pool, 1, 2, client=0) is LookUpOutcome.DEFERRED
     assert not pool.has_progress(0)
-    pool.retire(1)
+    pool.retire(1, 0.0)
     gone = pool.outbox[-1]
     assert isinstance(gone, ev.ClientRetired)
     assert (gone.canceled_loads, gone.rolled_back_stores) == ((), (number,))
@@ -408,7 +406,7 @@ def test_submitted_stores_of_a_retired_client_still_land() -> None:
     inherits nothing."""
     pool = pool_with(math.inf, 0.5)
     store(pool, 0.0, 1, 2, client=1)  # until 4
-    pool.retire(1)
+    pool.retire(1, 0.0)
     assert outcome(pool, 1, 2, client=0) is LookUpOutcome.DEFERRED
     reply = pool.tick(0, 4.0)
     assert (reply.progress, reply.changes, reply.completions) == (True, (run_of(1, 2),), ())
@@ -424,12 +422,11 @@ def test_a_peers_own_completions_survive_a_retirement() -> None:
     store(pool, 0.0, 1, 2, client=2)
     number = load(pool, 0.0, 1, 2, client=0)
     load(pool, 0.0, 1, 2, client=1)
-    pool.retire(1)
+    pool.retire(1, 0.0)
     assert pool.tick(0, 2.0).completions == (Completion(number, 0, True, 2.0),)
     assert {pins for _, pins in pool.contents().values()} == {0}
 
 
-@pytest.mark.xfail(strict=True, reason="HostPool.retire does not move the transfers to now before it takes loads out")
 def test_a_cancelled_load_has_used_its_share_until_it_is_cancelled() -> None:
     """Pool 1, two loads of 2 MB from 0; one is cancelled at 1: the other had 0.5 until then, and ends at 2.5, not 2."""
     pool = pool_with(1.0, 1.0, math.inf, pool_rate=1.0)
@@ -440,7 +437,6 @@ def test_a_cancelled_load_has_used_its_share_until_it_is_cancelled() -> None:
     assert pool.next_event_ms() == 2.5
 
 
-@pytest.mark.xfail(strict=True, reason="HostPool.retire does not move the transfers to now before it takes loads out")
 def test_a_load_that_has_ended_by_then_is_finished_not_cancelled() -> None:
     """Its copy ended at 2 and nobody has looked since; at 5 the client retires: the load is over, not cancelled."""
     pool = pool_with(1.0, math.inf)

@@ -81,7 +81,7 @@ def jobs(*clients: tuple[float, int]) -> list[Job]:
 @BOTH
 def test_a_transfer_that_cannot_move_stops_the_run(rule: ShareRule) -> None:
     """A link of 0 bytes/ms is an error that names transfer, client and rate, not a transfer that never ends."""
-    with pytest.raises(InvariantViolation, match="transfer 0 of client 3 moves at 0.0 bytes/ms"):
+    with pytest.raises(InvariantViolation, match=r"transfer 0 of client 3 moves at 0\.0 bytes/ms"):
         ends(fair(rule, 1.0), [Transfer(3, 0.0, 1.0)])
 
 

@@ -1,7 +1,7 @@
 """Runs recorded cases of the reference through g2sim and finds the first difference.
 
-Owns: the recorded forms (``g2``, ``sched``, ``workload``, ``events``, ``router``) and how our results are put into them.
-Used by the tests, by ``tests/oracle/run.py`` and by the differential tests.
+Owns: the recorded forms (``g2``, ``sched``, ``workload``, ``events``, ``router``) and how our results are put into
+them. Used by the tests, by ``tests/oracle/run.py`` and by the differential tests.
 """
 
 from __future__ import annotations
