@@ -33,7 +33,7 @@ from g2sim.actors.host_pool.messages import (
     Tick,
     TickReply,
 )
-from g2sim.actors.host_pool.transfers import Direction, Link, Transport
+from g2sim.actors.host_pool.transfers import Direction, Transport
 from g2sim.bus.errors import InvariantViolation
 
 
@@ -62,11 +62,18 @@ class _Transfer:
 
 
 class _Client:
-    __slots__ = ("changes", "completions", "joined", "link", "prepared", "seen")
+    """``who``: the fields that name it in the pool's events. ``seen``: transfers ended at its last tick."""
 
-    def __init__(self, joined: Join, link: Link, seen: int) -> None:
+    __slots__ = ("changes", "completions", "joined", "prepared", "seen", "who")
+
+    def __init__(self, joined: Join, pool: str, seen: int) -> None:
         self.joined = joined
-        self.link = link
+        self.who: dict[str, Any] = {
+            "pool": pool,
+            "worker": joined.worker,
+            "role": joined.role,
+            "dp_rank": joined.dp_rank,
+        }
         self.seen = seen
         self.prepared: list[int] = []
         self.completions: deque[Completion] = deque()
@@ -109,10 +116,8 @@ class HostPool:
         """Add a client. Returns the resident blocks as runs, parents before children; pending ones come later."""
         if message.client in self._clients:
             raise InvariantViolation(f"{self.name}: client {message.client} joins twice")
-        self._clients[message.client] = _Client(message, message.link, self._ended)
-        self.outbox.append(
-            ev.ClientJoined(pool=self.name, worker=message.worker, role=message.role, dp_rank=message.dp_rank)
-        )
+        client = self._clients[message.client] = _Client(message, self.name, self._ended)
+        self.outbox.append(ev.ClientJoined(**client.who))
         resident = [(entry.position, hash_) for hash_, entry in self._entries.items() if entry.resident]
         return tuple(self._runs(hash_ for _, hash_ in sorted(resident)))
 
@@ -133,16 +138,8 @@ class HostPool:
                 del self._entries[hash_]
         if loads or gone.prepared:
             self._ended += 1
-        joined = gone.joined
         self.outbox.append(
-            ev.ClientRetired(
-                pool=self.name,
-                worker=joined.worker,
-                role=joined.role,
-                dp_rank=joined.dp_rank,
-                canceled_loads=tuple(loads),
-                rolled_back_stores=tuple(gone.prepared),
-            )
+            ev.ClientRetired(canceled_loads=tuple(loads), rolled_back_stores=tuple(gone.prepared), **gone.who)
         )
 
     # -- restoring
@@ -186,14 +183,11 @@ class HostPool:
         end_ms = self._submit(number, client, now_ms, max(now_ms, message.from_ms))
         self.outbox.append(
             ev.LoadQueued(
-                pool=self.name,
-                worker=client.joined.worker,
-                role=client.joined.role,
-                dp_rank=client.joined.dp_rank,
                 request=message.request,
                 transfer=number,
                 block_hashes=keys,
                 completes_at_ms=end_ms,
+                **client.who,
             )
         )
         return number
@@ -211,20 +205,17 @@ class HostPool:
             return StoreReply(StoreOutcome.NOT_READY, None, ())
         self._catch_up(now_ms)
         client = self._clients[message.client]
-        joined = client.joined
         wanted = keys[message.start : message.stop]
+        block_hashes = tuple(keys[position] for position in missing)
         needed = len(missing) - (self.capacity_blocks - len(entries))
         victims = self._victims(needed, set(wanted))
         if victims is None:
             self.outbox.append(
                 ev.StorePutOff(
-                    pool=self.name,
-                    worker=joined.worker,
-                    role=joined.role,
-                    dp_rank=joined.dp_rank,
                     request=message.request,
-                    block_hashes=tuple(keys[position] for position in missing),
+                    block_hashes=block_hashes,
                     never_fits=len(wanted) > self.capacity_blocks,
+                    **client.who,
                 )
             )
             return StoreReply(StoreOutcome.RETRY, None, ())
@@ -238,19 +229,10 @@ class HostPool:
         for position in missing:
             parent = keys[position - 1] if position else None
             entries[keys[position]] = _Entry(tokens_hashes[position], parent, position)
-        block_hashes = tuple(keys[position] for position in missing)
         number = self._new_transfer(message.client, message.request, Direction.DEVICE_TO_HOST, block_hashes)
         client.prepared.append(number)
         self.outbox.append(
-            ev.StorePrepared(
-                pool=self.name,
-                worker=joined.worker,
-                role=joined.role,
-                dp_rank=joined.dp_rank,
-                request=message.request,
-                transfer=number,
-                block_hashes=block_hashes,
-            )
+            ev.StorePrepared(request=message.request, transfer=number, block_hashes=block_hashes, **client.who)
         )
         self._touch(keys)
         return StoreReply(StoreOutcome.PREPARED, number, tuple(missing))
@@ -412,7 +394,7 @@ class HostPool:
         transfer.submitted = True
         size_bytes = self.block_bytes * len(transfer.block_hashes)
         return self._transport.submit(
-            number, transfer.client, client.link, transfer.direction, size_bytes, now_ms, from_ms
+            number, transfer.client, client.joined.link, transfer.direction, size_bytes, now_ms, from_ms
         )
 
     def _victims(self, needed: int, spared: set[int]) -> list[int] | None:

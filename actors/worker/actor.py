@@ -31,7 +31,7 @@ from g2sim.actors.worker.messages import (
     SubmitRequest,
     WorkerReport,
 )
-from g2sim.actors.worker.rank import PassResult, Rank, RemovedBlocks
+from g2sim.actors.worker.rank import DeviceChange, PassResult, Rank, RemovedBlocks
 from g2sim.bus.errors import ProtocolError
 from g2sim.bus.kernel import Ask, Envelope, Port, Turn
 
@@ -247,8 +247,7 @@ class WorkerActor:
             self._report_is_awaited = True
             return HandoffReply(busy=True)
         place = self.places[message.dp_rank]
-        who: dict[str, Any] = {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
-        who["handoff"] = message.handoff
+        who = self._who(place) | {"handoff": message.handoff}
         if isinstance(message, ActivateDestination):
             request = place.rank.activate_destination(message.handoff)
             port.publish(handoff_events.DestinationActivated(request=request, **who))
@@ -287,7 +286,7 @@ class WorkerActor:
 
     def _publish_start(self, place: RankPlace, result: PassResult, port: Port) -> None:
         """Publish what shows at the start of a pass; of one that comes to nothing, only what it preempted."""
-        who: dict[str, Any] = {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
+        who = self._who(place)
         for request in result.preempted:
             port.publish(ev.RequestPreempted(request=request, **who))
         if not result.is_pass:
@@ -324,7 +323,7 @@ class WorkerActor:
         for place, result in results:
             if not result.progress:
                 continue
-            who: dict[str, Any] = {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
+            who = self._who(place)
             if result.is_pass:
                 emitted = () if hands_over else tuple(output.request for output in result.outputs if output.emitted)
                 port.publish(
@@ -342,7 +341,7 @@ class WorkerActor:
             port.send(self._coordinator, WorkerReport(self.name, tuple(reports)), phase=Phase.REPORT)
 
     def _publish_reports(self, place: RankPlace, reports: Sequence[HandoffReport], port: Port) -> None:
-        who: dict[str, Any] = {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
+        who = self._who(place)
         for report in reports:
             if isinstance(report, SourceIsHeld):
                 port.publish(handoff_events.SourceHeld(request=report.request, handoff=report.handoff, **who))
@@ -359,51 +358,37 @@ class WorkerActor:
         if not rank.device_changes and not rank.host_changes and not rank.restored:
             return
         for device_change in rank.device_changes:
-            self._publish_device_change(place, device_change, port)
+            self._publish_change(place, Tier.DEVICE, device_change, type(device_change) is RemovedBlocks, port)
         for host_change in rank.host_changes:
-            self._publish_host_change(place, host_change, port)
+            self._publish_change(place, Tier.HOST_PINNED, host_change, not host_change.stored, port)
         for restored in rank.restored:
-            self._publish_device_change(place, restored, port)
+            self._publish_change(place, Tier.DEVICE, restored, type(restored) is RemovedBlocks, port)
         rank.device_changes.clear()
         rank.host_changes.clear()
         rank.restored.clear()
 
-    def _publish_device_change(self, place: RankPlace, change: Any, port: Port) -> None:
-        who = self._publisher(place)
-        if type(change) is RemovedBlocks:
-            port.publish(BlocksRemoved(tier=Tier.DEVICE.value, block_hashes=change.block_hashes, **who))
-            return
-        port.publish(
-            BlocksStored(
-                tier=Tier.DEVICE.value,
-                parent_hash=change.parent_hash,
-                start_position=change.start_position,
-                block_hashes=change.block_hashes,
-                token_hashes=change.tokens_hashes,
-                **who,
-            )
-        )
-
-    def _publish_host_change(self, place: RankPlace, change: PoolChange, port: Port) -> None:
-        who = self._publisher(place)
-        if not change.stored:
-            port.publish(BlocksRemoved(tier=Tier.HOST_PINNED.value, block_hashes=change.block_hashes, **who))
-            return
-        port.publish(
-            BlocksStored(
-                tier=Tier.HOST_PINNED.value,
-                parent_hash=change.parent_hash,
-                start_position=change.start_position,
-                block_hashes=change.block_hashes,
-                token_hashes=change.tokens_hashes,
-                **who,
-            )
-        )
-
-    def _publisher(self, place: RankPlace) -> dict[str, Any]:
-        event_id = place.next_event_id
+    def _publish_change(
+        self, place: RankPlace, tier: Tier, change: DeviceChange | PoolChange, removed: bool, port: Port
+    ) -> None:
+        who = self._who(place) | {"event_id": place.next_event_id, "tier": tier.value}
         place.next_event_id += 1
-        return {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank, "event_id": event_id}
+        if removed:
+            port.publish(BlocksRemoved(block_hashes=change.block_hashes, **who))
+            return
+        stored: Any = change
+        port.publish(
+            BlocksStored(
+                parent_hash=stored.parent_hash,
+                start_position=stored.start_position,
+                block_hashes=stored.block_hashes,
+                token_hashes=stored.tokens_hashes,
+                **who,
+            )
+        )
+
+    def _who(self, place: RankPlace) -> dict[str, Any]:
+        """The fields that name a rank in its events."""
+        return {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
 
     # -- inside
 
