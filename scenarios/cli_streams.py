@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,30 @@ def _capacity(value: str) -> tuple[str, int]:
     if tier not in ("device", "host_pinned") or not blocks.isdecimal() or not int(blocks):
         raise click.BadParameter(f"got {value!r}, allowed: device=BLOCKS or host_pinned=BLOCKS")
     return tier, int(blocks)
+
+
+def _listening(for_help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options of a command that listens to live streams; ``for_help`` is the help of --for."""
+    options = (
+        click.option(
+            "--replay",
+            multiple=True,
+            metavar="[NAME=]ADDRESS",
+            help="Replay socket of the live stream NAME, or of the next in order.",
+        ),
+        click.option("--for", "for_s", type=click.FloatRange(min=0), help=for_help),
+        click.option("--count", type=click.IntRange(min=1), help="Live messages to take."),
+        click.option(
+            "--from-now", is_flag=True, help="Do not ask a replay socket for what came before the first live message."
+        ),
+    )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 @click.command()
@@ -54,17 +80,7 @@ def _capacity(value: str) -> tuple[str, int]:
     help="Most blocks of a rank's tier; a run log knows its own.",
 )
 @click.option("--shared-host", is_flag=True, help="All ranks announce one host pool: they must agree on it at the end.")
-@click.option(
-    "--replay",
-    multiple=True,
-    metavar="[NAME=]ADDRESS",
-    help="Replay socket of the live stream NAME, or of the next in order.",
-)
-@click.option("--for", "for_s", type=click.FloatRange(min=0), help="Seconds to listen to live streams.")
-@click.option("--count", type=click.IntRange(min=1), help="Live messages to take.")
-@click.option(
-    "--from-now", is_flag=True, help="Do not ask a replay socket for what came before the first live message."
-)
+@_listening("Seconds to listen to live streams.")
 def validate(
     streams: tuple[str, ...],
     as_json: bool,
@@ -199,17 +215,7 @@ def rules(as_json: bool, tiers: bool) -> None:
 @click.command()
 @click.argument("streams", metavar="STREAM...", nargs=-1, required=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Capture file to write.")
-@click.option(
-    "--replay",
-    multiple=True,
-    metavar="[NAME=]ADDRESS",
-    help="Replay socket of the live stream NAME, or of the next in order.",
-)
-@click.option("--for", "for_s", type=click.FloatRange(min=0), help="Seconds to listen.")
-@click.option("--count", type=click.IntRange(min=1), help="Live messages to take.")
-@click.option(
-    "--from-now", is_flag=True, help="Do not ask a replay socket for what came before the first live message."
-)
+@_listening("Seconds to listen.")
 def record(
     streams: tuple[str, ...],
     out: Path,
@@ -323,52 +329,28 @@ def publish(
 
     Example: g2sim publish runs/demo --wait 30 --linger 10
     """
-    from g2sim.scenarios.live_streams import import_zmq
-
-    import_zmq()
-    if path.suffix in (".yaml", ".yml"):
-        from g2sim.scenarios.run import run_scenario
-        from g2sim.scenarios.schema import load_scenario
-
-        with tempfile.TemporaryDirectory() as folder:
-            run = Path(folder, "run")
-            run_scenario(load_scenario(path), run)
-            _publish(run, speed, bind, port, replay_port, history, shape, replay_layout, block_size, wait_s, linger_s)
-        return
-    _publish(path, speed, bind, port, replay_port, history, shape, replay_layout, block_size, wait_s, linger_s)
-
-
-def _publish(
-    path: Path,
-    speed: float | None,
-    bind: str,
-    port: int,
-    replay_port: int,
-    history: int,
-    shape: str,
-    replay_layout: str,
-    block_size: int,
-    wait_s: float,
-    linger_s: float,
-) -> None:
     from g2sim.actors.kv.wire_vllm import ReplayLayout, Shape
-    from g2sim.scenarios.live_streams import interruptible
+    from g2sim.scenarios.live_streams import import_zmq, interruptible
     from g2sim.scenarios.publish_streams import Publishers, outgoing, ranks_of
 
-    ranks = ranks_of(path)
-    if not ranks:
-        raise ConfigError("FILE|RUN", got=str(path), problem="it holds no KV event")
-    with (
-        interruptible() as stop,
-        Publishers(
-            ranks,
-            address=bind,
-            port=port,
-            replay_port=replay_port,
-            history=history,
-            layout=ReplayLayout(replay_layout),
-        ) as publishers,
-    ):
+    import_zmq()
+    with contextlib.ExitStack() as stack:
+        if path.suffix in (".yaml", ".yml"):
+            path = _run_first(path, Path(stack.enter_context(tempfile.TemporaryDirectory()), "run"))
+        ranks = ranks_of(path)
+        if not ranks:
+            raise ConfigError("FILE|RUN", got=str(path), problem="it holds no KV event")
+        stop = stack.enter_context(interruptible())
+        publishers = stack.enter_context(
+            Publishers(
+                ranks,
+                address=bind,
+                port=port,
+                replay_port=replay_port,
+                history=history,
+                layout=ReplayLayout(replay_layout),
+            )
+        )
         for (worker, rank), one in publishers.by_rank.items():
             click.echo(f"{worker}/r{rank} live {one.endpoint} replay {one.replay_endpoint}")
         sys.stdout.flush()
@@ -377,3 +359,12 @@ def _publish(
         sent = publishers.play(started, speed=speed, stop=stop.is_set)
         click.echo(f"{sent} batches sent", err=True)
         publishers.serve(linger_s, stop.is_set)
+
+
+def _run_first(scenario: Path, folder: Path) -> Path:
+    """Run a scenario into a folder; returns the folder."""
+    from g2sim.scenarios.run import run_scenario
+    from g2sim.scenarios.schema import load_scenario
+
+    run_scenario(load_scenario(scenario), folder)
+    return folder

@@ -35,7 +35,7 @@ from g2sim.bus.errors import ConfigError
 from g2sim.bus.log import MAGIC, LogReader
 from g2sim.scenarios.capture import MESSAGE
 from g2sim.scenarios.live_streams import import_zmq
-from g2sim.scenarios.stream_sources import LOG_NAME, open_stream, settings_of
+from g2sim.scenarios.stream_sources import LOG_EVENTS, LOG_NAME, open_stream, settings_of
 from g2sim.scenarios.validate import Bad, LogSettings
 
 HISTORY: Final = 10_000
@@ -113,8 +113,6 @@ def _lines(path: Path, shape: Shape, block_size: int) -> Iterator[Outgoing]:
 
 
 def _run(path: Path, shape: Shape) -> Iterator[Outgoing]:
-    from g2sim.scenarios.stream_sources import stored_event
-
     with LogReader(path) as reader:
         settings: LogSettings = settings_of(reader.header.scenario)
         numbers: dict[tuple[str, int], int] = {}
@@ -132,19 +130,15 @@ def _run(path: Path, shape: Shape) -> Iterator[Outgoing]:
             open_batch.clear()
 
         for tag, time_ms, _, cause, values in reader.iter_raw():
-            if not tag.startswith("kv."):
+            event_of = LOG_EVENTS.get(tag)
+            if event_of is None:
                 continue
             worker, role, dp_rank = values[:3]
             this = ((f"{role}-{worker}", dp_rank), time_ms, cause)
             if this != turn:
                 yield from flush()
                 turn = this
-            if tag == "kv.sto":
-                event = stored_event(time_ms, values)
-            elif tag == "kv.rem":
-                event = StreamEvent(kind="removed", medium=values[4], hashes=values[5])
-            else:
-                event = StreamEvent(kind=CLEARED, medium=values[4])
+            event = event_of(time_ms, values)
             open_batch.append(_engine_event(event, "log", settings.block_sizes.get(role, 16)))
         yield from flush()
 

@@ -163,37 +163,10 @@ def _run_log(reader: LogReader) -> Iterator[Located]:
         yield 0, settings_of(reader.header.scenario)
         try:
             for number, (tag, time_ms, _, _, values) in enumerate(reader.iter_raw()):
-                if tag == "kv.sto":
-                    yield number, stored_event(time_ms, values)
-                elif tag == "kv.rem":
-                    worker, role, dp_rank, event_id, tier, hashes = values
-                    yield (
-                        number,
-                        StreamEvent(
-                            kind=REMOVED,
-                            worker_id=f"{role}-{worker}",
-                            dp_rank=dp_rank,
-                            event_id=event_id,
-                            ts_ms=time_ms,
-                            medium=tier,
-                            hashes=hashes,
-                        ),
-                    )
+                if (event_of := LOG_EVENTS.get(tag)) is not None:
+                    yield number, event_of(time_ms, values)
                 elif tag in _POOL_TAGS:
                     yield number, LogRecord(tag, values)
-                elif tag == "kv.clr":
-                    worker, role, dp_rank, event_id, tier = values
-                    yield (
-                        number,
-                        StreamEvent(
-                            kind=CLEARED,
-                            worker_id=f"{role}-{worker}",
-                            dp_rank=dp_rank,
-                            event_id=event_id,
-                            ts_ms=time_ms,
-                            medium=tier,
-                        ),
-                    )
         except LogDamaged as damage:
             yield number + 1, Bad("KV002", f"byte {damage.byte_offset}: {damage.problem}")
         except (TypeError, ValueError, AttributeError) as error:
@@ -201,8 +174,7 @@ def _run_log(reader: LogReader) -> Iterator[Located]:
             yield number, Bad("KV002", f"the record's values are not an event's: {error}")
 
 
-def stored_event(time_ms: float, values: Sequence[Any]) -> StreamEvent:
-    """The neutral value of a ``kv.sto`` record."""
+def _stored(time_ms: float, values: Sequence[Any]) -> StreamEvent:
     worker, role, dp_rank, event_id, tier, parent, position, hashes, tokens_hashes = values
     return StreamEvent(
         kind=STORED,
@@ -217,6 +189,34 @@ def stored_event(time_ms: float, values: Sequence[Any]) -> StreamEvent:
         root=parent is None and position == 0,
         tokens_hashes=tokens_hashes,
     )
+
+
+def _removed(time_ms: float, values: Sequence[Any]) -> StreamEvent:
+    worker, role, dp_rank, event_id, tier, hashes = values
+    return StreamEvent(
+        kind=REMOVED,
+        worker_id=f"{role}-{worker}",
+        dp_rank=dp_rank,
+        event_id=event_id,
+        ts_ms=time_ms,
+        medium=tier,
+        hashes=hashes,
+    )
+
+
+def _cleared(time_ms: float, values: Sequence[Any]) -> StreamEvent:
+    worker, role, dp_rank, event_id, tier = values
+    return StreamEvent(
+        kind=CLEARED, worker_id=f"{role}-{worker}", dp_rank=dp_rank, event_id=event_id, ts_ms=time_ms, medium=tier
+    )
+
+
+LOG_EVENTS: Final[dict[str, Callable[[float, Sequence[Any]], StreamEvent]]] = {
+    "kv.sto": _stored,
+    "kv.rem": _removed,
+    "kv.clr": _cleared,
+}
+"""Tag of a run log's KV record -> (time [ms], field values) to the neutral value."""
 
 
 def settings_of(scenario: Any) -> LogSettings:
