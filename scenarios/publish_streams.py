@@ -35,7 +35,8 @@ from g2sim.bus.errors import ConfigError
 from g2sim.bus.log import MAGIC, LogReader
 from g2sim.scenarios.capture import MESSAGE
 from g2sim.scenarios.live_streams import import_zmq
-from g2sim.scenarios.stream_sources import LOG_EVENTS, LOG_NAME, open_stream, settings_of
+from g2sim.scenarios.run_folder import log_file
+from g2sim.scenarios.stream_sources import LOG_EVENTS, open_stream, settings_of
 from g2sim.scenarios.validate import Bad, LogSettings
 
 HISTORY: Final = 10_000
@@ -68,7 +69,7 @@ def outgoing(path: Path, *, shape: Shape = Shape.MAP, block_size: int = 16) -> I
 
     Raises: ConfigError for a file that cannot be published.
     """
-    file = path / LOG_NAME if path.is_dir() else path
+    file = log_file(path)
     try:
         with file.open("rb") as start:
             is_log = start.read(len(MAGIC)) == MAGIC

@@ -28,13 +28,10 @@ from g2sim.bus.log import LogReader, LogWriter
 from g2sim.scenarios.deployment import RUN_SOURCE, build_cluster
 from g2sim.scenarios.events import RunStarted
 from g2sim.scenarios.report import Report, ReportFold, RunInfo, report_text, row_text
+from g2sim.scenarios.run_folder import LOG_NAME, REPORT_NAME, ROWS_NAME, log_file
 from g2sim.scenarios.schema import Scenario
 from g2sim.scenarios.state_fold import Verifier
 from g2sim.scenarios.traffic_source import open_traffic
-
-LOG_NAME = "events.g2log"
-REPORT_NAME = "report.json"
-ROWS_NAME = "requests.jsonl"
 
 Progress = Callable[[float, int, int, int | None], None]
 """Called now and then with: virtual time [ms], requests arrived, requests ended, requests in all (None = unknown)."""
@@ -154,9 +151,8 @@ def report_of_log(path: Path, on_row: Callable[[dict[str, Any]], None] | None = 
         on_row: takes the row of each request, as it went into ``requests.jsonl``.
     Raises: ConfigError if there is no log at ``path``; LogDamaged if not even its header can be read.
     """
-    log_path = path / LOG_NAME if path.is_dir() else path
     damage: LogDamaged | None = None
-    with LogReader(log_path) as reader:
+    with LogReader(log_file(path)) as reader:
         header = reader.header
         scenario = Scenario.from_resolved(header.scenario)
         fold = ReportFold(_run_info(scenario, header.seed, header.version), on_row)

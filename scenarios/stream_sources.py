@@ -27,10 +27,10 @@ from g2sim.actors.kv.wire_vllm import Message, decode_batch, read_message, read_
 from g2sim.bus.errors import ConfigError, LogDamaged, shorten
 from g2sim.bus.log import MAGIC, LogReader
 from g2sim.scenarios.capture import MESSAGE, OPENED
+from g2sim.scenarios.run_folder import log_file
 from g2sim.scenarios.validate import Bad, BatchArrived, Item, LogRecord, LogSettings, Source, Validator
 
 MAX_LINE_BYTES: Final = 16 * 2**20
-LOG_NAME: Final = "events.g2log"
 _POOL_TAGS: Final = frozenset(
     ("hp.join", "hp.left", "hp.prep", "hp.land", "hp.evict", "hp.load", "hp.done", "tr.arr", "wk.fin")
 )
@@ -65,8 +65,7 @@ def open_stream(path: Path) -> tuple[Source, Iterator[Located]]:
 
     Raises: ConfigError if there is nothing to read, or it is none of the kinds.
     """
-    if path.is_dir():
-        path = path / LOG_NAME
+    path = log_file(path)
     try:
         file = path.open("rb")
     except (OSError, ValueError) as failure:
