@@ -29,7 +29,7 @@ from g2sim.actors.worker.events import RequestEnded
 from g2sim.actors.worker.rank import Rank
 from g2sim.bus.kernel import Kernel
 from g2sim.scenarios.events import RunFinished
-from g2sim.scenarios.report import SHARED_POOL
+from g2sim.scenarios.report import SHARED_POOL, private_pool_name
 
 RUN_SOURCE = "run"
 TRAFFIC = "traffic"
@@ -198,7 +198,7 @@ def _worker(
     for dp_rank in range(config.dp_size):
         own_pool = None
         if host is not None and not _is_shared(host):
-            pool_name = f"{SHARED_POOL}:{name}/{dp_rank}"
+            pool_name = private_pool_name(name, dp_rank)
             own_pool = HostPool(pool_name, host.capacity_blocks, _block_bytes(config), FifoLanes(), shared=False)
             host_pools[pool_name] = own_pool
         rank = Rank(config.rank, config.role, first_client + dp_rank)

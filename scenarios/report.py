@@ -43,6 +43,12 @@ from g2sim.scenarios.statistics import StreamedDistribution, exact_distribution,
 SCHEMA = "g2sim.report/1"
 SHARED_POOL = "g2"
 
+
+def private_pool_name(worker: str, dp_rank: int) -> str:
+    """Name of one rank's own host pool; ``worker`` is the name of its actor, ``<role>-<number>``."""
+    return f"{SHARED_POOL}:{worker}/{dp_rank}"
+
+
 Report = dict[str, Any]
 """What ``report.json`` holds: plain JSON values."""
 
@@ -119,7 +125,7 @@ class RunInfo:
                 continue
             for worker in range(pool.workers):
                 for dp_rank in range(pool.dp_size):
-                    blocks[f"{SHARED_POOL}:{pool.role.value}-{worker}/{dp_rank}"] = host.capacity_blocks
+                    blocks[private_pool_name(f"{pool.role.value}-{worker}", dp_rank)] = host.capacity_blocks
         return cls(
             name=name,
             seed=seed,

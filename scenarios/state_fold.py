@@ -20,6 +20,7 @@ from g2sim.actors.worker import events as wk
 from g2sim.actors.worker.actor import WorkerActor
 from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
+from g2sim.scenarios.report import SHARED_POOL
 
 RankId = tuple[str, int, int]
 """(role, worker, dp_rank)."""
@@ -268,7 +269,7 @@ class Verifier:
             self._same(f"{where}: running requests", {seq.request for seq in rank.running}, told.running)
             waiting = {seq.request for seq in [*rank.queue, *rank.connector]}
             self._same(f"{where}: waiting requests", waiting, told.waiting)
-            pool = place.own_pool or self._host_pools.get("g2")
+            pool = place.own_pool or self._host_pools.get(SHARED_POOL)
             if at_boundary and pool is not None and rank.config.host is not None:
                 resident = {hash_ for hash_, (is_resident, _) in pool.contents().items() if is_resident}
                 self._same(f"{where}: G2 residency as published", resident, told.host)
