@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 import attrs
 
@@ -45,6 +45,15 @@ class EventType:
         return self.cls(**dict(zip(self.fields, values, strict=True)))
 
 
+def event_type(tag: str, version: int, cls: type[Any]) -> EventType:
+    """What the log needs of an attrs class; registers nothing."""
+    names = tuple(field.name for field in attrs.fields(cls))
+    if len(names) == 1:
+        single: Callable[[Any], Any] = operator.attrgetter(*names)
+        return EventType(tag, version, cls, names, lambda item: (single(item),))
+    return EventType(tag, version, cls, names, operator.attrgetter(*names) if names else lambda _: ())
+
+
 BY_TAG: dict[str, EventType] = {}
 BY_CLASS: dict[type[Any], EventType] = {}
 
@@ -60,15 +69,7 @@ def event(tag: str, *, version: int = 1) -> Callable[[type[_EventT]], type[_Even
         if tag in BY_TAG:
             raise ProtocolError(f"event tag {tag!r} is taken by {BY_TAG[tag].cls.__name__}")
         made = attrs.frozen(kw_only=True, slots=True)(cls)
-        names = tuple(field.name for field in attrs.fields(cast("Any", made)))
-        getter: Callable[[Any], Any] = operator.attrgetter(*names) if names else lambda _: ()
-        if len(names) == 1:
-            single = getter
-
-            def getter(item: Any) -> tuple[Any, ...]:
-                return (single(item),)
-
-        entry = EventType(tag, version, made, names, getter)
+        entry = event_type(tag, version, made)
         BY_TAG[tag] = entry
         BY_CLASS[made] = entry
         return made

@@ -14,15 +14,14 @@ A capture is an event log (``g2sim.bus.log``) with two event types of its own:
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import attrs
 
-from g2sim.bus.events import EventType, Record
+from g2sim.bus.events import Record, event_type
 from g2sim.bus.log import LogWriter
 
 OPENED: Final = "cap.open"
@@ -49,14 +48,8 @@ class MessageCaptured:
     frames: tuple[bytes, ...]
 
 
-def _type(tag: str, cls: type[Any]) -> EventType:
-    # Not registered: the log of a run describes all registered events, and none of these can occur in one.
-    names = tuple(field.name for field in attrs.fields(cls))
-    values: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*names)
-    return EventType(tag, 1, cls, names, values)
-
-
-TYPES: Final = (_type(OPENED, StreamOpened), _type(MESSAGE, MessageCaptured))
+# Not registered: the log of a run describes all registered events, and none of these can occur in one.
+TYPES: Final = (event_type(OPENED, 1, StreamOpened), event_type(MESSAGE, 1, MessageCaptured))
 
 
 class CaptureWriter:
