@@ -6,7 +6,7 @@ Refuses to know: who raises what. ``exit_code`` is the process exit status the c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class SimError(Exception):
@@ -141,3 +141,13 @@ def shorten(value: object, limit: int = 80) -> str:
     """``repr`` of a value, cut to ``limit`` characters so that one bad field cannot fill a screen."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def close_to(value: object, known: Iterable[str]) -> str | None:
+    """A did-you-mean hint for a word that is not among the known ones, or None."""
+    if not isinstance(value, str):
+        return None
+    import difflib  # only a message needs it, and every command imports this module
+
+    close = difflib.get_close_matches(value[:100], list(known), n=1)
+    return f"did you mean {close[0]}?" if close else None

@@ -6,14 +6,14 @@ Refuses to know: what a field means and how fields depend on each other (``schem
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from g2sim.bus.errors import close_to
 from g2sim.scenarios.yaml_source import Document, KeyPath
 
 COUNT_MAX = 2**31 - 1
@@ -193,14 +193,6 @@ def or_null(kind: Kind) -> Kind:
 def unchecked() -> Kind:
     """Any value; somebody else checks it."""
     return Kind("any value", lambda value: value)
-
-
-def close_to(value: object, known: Iterable[str]) -> str | None:
-    """A did-you-mean hint, or None."""
-    if not isinstance(value, str):
-        return None
-    close = difflib.get_close_matches(value[:100], list(known), n=1)
-    return f"did you mean {close[0]}?" if close else None
 
 
 @attrs.frozen

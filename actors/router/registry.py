@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from g2sim.actors.router.builtin import (
@@ -21,7 +20,7 @@ from g2sim.actors.router.builtin import (
 )
 from g2sim.actors.router.dynamo import DynamoKv
 from g2sim.actors.router.policy import PlacementPolicy
-from g2sim.bus.errors import ConfigError
+from g2sim.bus.errors import ConfigError, close_to
 
 PolicyClass = Callable[..., PlacementPolicy]
 """Options as keyword arguments -> policy."""
@@ -48,9 +47,7 @@ def canonical_name(name: str) -> str:
     """The name under which a policy is known here. Raises: ConfigError for field ``policy``."""
     name = OTHER_NAMES.get(name, name)
     if name not in POLICIES:
-        close = get_close_matches(name[:100], POLICIES, n=1)
-        hint = f"did you mean {close[0]}?" if close else None
-        raise ConfigError("policy", got=name, allowed=", ".join(POLICIES), hint=hint)
+        raise ConfigError("policy", got=name, allowed=", ".join(POLICIES), hint=close_to(name, POLICIES))
     return name
 
 
@@ -70,13 +67,12 @@ def make_policy(name: str, options: Mapping[str, Any]) -> PlacementPolicy:
     known = default_options(name)
     for option in options:
         if option not in known:
-            close = get_close_matches(option[:100], known, n=1)
             raise ConfigError(
                 f"options.{option}",
                 problem=f"policy {name} has no such option",
                 got=options[option],
                 allowed=", ".join(known) or "none",
-                hint=f"did you mean {close[0]}?" if close else None,
+                hint=close_to(option, known),
             )
     try:
         return POLICIES[name](**options)
