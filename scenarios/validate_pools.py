@@ -134,7 +134,10 @@ class PoolAudit:
         self._say(code, place, rank, problem)
 
     def _pool(self, name: str) -> _Pool:
-        return self._pools[name] if name in self._pools else self._pools.setdefault(name, _Pool(None))
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = _Pool(None)
+        return pool
 
     def _joined(self, place: Place, name: str, worker: int, role: str, dp_rank: int) -> None:
         pool = self._pool(name)

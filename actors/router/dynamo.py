@@ -193,13 +193,11 @@ def weigh(
     blocks = -(-prompt_tokens // block_size_tokens)
     least = min((one.prefill_tokens for one in candidates), default=0)
     for one in candidates:
-        raw = decay = 0.0
+        raw, decay = 0.0, 1.0
         if settings.router_track_prefill_tokens:
             raw = (one.prefill_tokens + prompt_tokens) / size
             excess = (one.prefill_tokens - least) / size / blocks
             decay = 1.0 / (1.0 + settings.overlap_score_credit_decay * excess)
-        else:
-            decay = 1.0
         credit = 0.0
         if settings.credit:
             credit = (
