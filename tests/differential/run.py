@@ -170,12 +170,13 @@ def main() -> int:
     with context.Pool(chosen.jobs, _start_worker, (chosen.reference,)) as pool:
         seeds = range(first, first + chosen.count)
         for found in pool.imap(_try_seed, seeds, chunksize=8):
-            counts[found.how] = counts.get(found.how, 0) + 1
             if found.difference is not None:
                 bad.append(found)
                 print(f"seed {found.seed}: {found.difference}", flush=True)
+            else:
+                counts[found.how] = counts.get(found.how, 0) + 1
     wall_s = time.monotonic() - started
-    told = ", ".join(f"{count} {how}" for how, count in sorted(counts.items()))
+    told = ", ".join(f"{count} {how}" for how, count in sorted(counts.items())) or "0 equal"
     print(f"{chosen.count} cases in {wall_s:.1f} s: {told}; {len(bad)} different")
     if bad:
         print(f"shrunk case: {_write_shrunk(bad[0].seed, chosen.reference, chosen.keep)}")
