@@ -17,10 +17,12 @@ check: $(VENV)/test-installed $(TYPES)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy -p g2sim
 
-# make differential COUNT=5000 FIRST=1; without FIRST a fresh seed is drawn and printed.
+# make differential COUNT=5000 FIRST=1; without FIRST a fresh seed is drawn and printed. First round robin, then the KV router.
 COUNT ?= 300
+SEEDS = --reference $(REFERENCE)/bin/python --count $(COUNT) $(if $(FIRST),--first $(FIRST))
 differential: $(VENV)/test-installed $(REFERENCE)/installed
-	$(PY) tests/differential/run.py --reference $(REFERENCE)/bin/python --count $(COUNT) $(if $(FIRST),--first $(FIRST))
+	$(PY) tests/differential/run.py $(SEEDS)
+	$(PY) tests/differential/run_router.py $(SEEDS)
 
 reference: $(REFERENCE)/installed
 

@@ -1,10 +1,10 @@
-"""Cost of the router's index: look-ups and updates, with the reference's RadixTree beside it.
+"""Cost of the router's index: look-ups, updates and whole decisions, with the reference's RadixTree beside it.
 
     python benchmarks/router_index.py [--reference PYTHON] [--workers 8] [--blocks 20000] [--prompt-blocks 64]
 
 Each worker holds its blocks as conversations of the prompt's length, half of them under a prefix that all workers
-share; every worker also has as many blocks again in host memory. ``--reference`` is an interpreter of an environment
-that holds the reference; its tree knows the device tier only, and its times include the calls from Python.
+share, and as many again in host memory. ``--reference`` is an interpreter of an environment that holds the reference;
+its tree knows the device tier only, and its times include the calls from Python.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from g2sim.actors.kv.blocks import sequence_hash
+from g2sim.actors.config import TieBreak, WorkerRole
+from g2sim.actors.kv.blocks import BlockChain, sequence_hash
+from g2sim.actors.kv.events import BlocksStored, Tier
+from g2sim.actors.router.dynamo import DynamoKv
 from g2sim.actors.router.index import DeviceIndex, HostIndex
+from g2sim.actors.router.policy import RoutedRequest
+from g2sim.actors.router.pool import Pool
+from g2sim.actors.router.state import RouterState
+from g2sim.bus.streams import RandomStream
 
 Chain = tuple[list[int], list[int]]
 """Sequence hashes and tokens hashes of one conversation."""
@@ -111,6 +118,7 @@ def main() -> int:
         shared.extend(nothing.fronts(prompt), prompt, [0] * chosen.workers)
 
     rows += _spread("look up, a shared pool has all of it", [_timed(lambda p=p: look_up_shared(p)) for p in in_pool])
+    rows += _spread("a decision of dynamo_kv, both tiers", _decisions(held, chosen.prompt_blocks))
     reference = None
     if chosen.reference:
         reference = _reference(chosen.reference, held, prompts, stored)
@@ -133,6 +141,51 @@ def main() -> int:
     for name, seconds in rows:
         print(f"{name:<48}{seconds * 1e6:9.2f} us")
     return 0
+
+
+def _decisions(held: list[list[Chain]], length: int) -> list[float]:
+    """Seconds of each placement, with 32 requests in flight on a worker; booking and account are included."""
+    pool = Pool(
+        role=WorkerRole.AGGREGATED,
+        workers=len(held),
+        dp_size=1,
+        block_size_tokens=16,
+        max_batched_tokens=8192,
+        gpu_blocks=1,
+        tie_break=TieBreak.LOWEST,
+        stream=lambda purpose: RandomStream(0, purpose),
+    )
+    for worker, mine in enumerate(held):
+        for hashes, tokens in mine:
+            for tier in Tier:
+                pool.apply(
+                    BlocksStored(
+                        worker=worker,
+                        role="aggregated",
+                        dp_rank=0,
+                        event_id=0,
+                        tier=tier.value,
+                        parent_hash=None,
+                        start_position=0,
+                        block_hashes=tuple(hashes),
+                        token_hashes=tuple(tokens),
+                    )
+                )
+    state = RouterState(pool, DynamoKv())
+    seconds = []
+    for number in range(2000):
+        hashes, tokens = held[number % len(held)][number // len(held) % len(held[0])]
+        request = RoutedRequest(
+            request=number,
+            prompt_tokens=16 * length,
+            output_tokens=100,
+            chain=BlockChain(tuple(hashes), tuple(tokens)),
+            arrival_ms=0.0,
+        )
+        seconds.append(_timed(lambda request=request: state.place(request, 0.0)))
+        state.first_token(number, 0.0)
+        state.ended(number - 32 * len(held), 0.0)
+    return seconds
 
 
 def _depths(index: DeviceIndex, prompt: Sequence[int]) -> list[tuple[int, int]]:

@@ -87,9 +87,12 @@ class Subscription:
 
     They wait in an inbox until the actor drains it during a turn. A waking subscription also sends the actor a message
     at the time of delivery, one for all records that arrive at one (time, round).
+
+    Attributes:
+        silent: what is published from now on does not wake the actor, although the subscription has a wake phase.
     """
 
-    __slots__ = ("_inbox", "_kernel", "_lag_ms", "_slot", "_wake_message", "_wake_phase", "_woken_for")
+    __slots__ = ("_inbox", "_kernel", "_lag_ms", "_slot", "_wake_message", "_wake_phase", "_woken_for", "silent")
 
     def __init__(self, kernel: Kernel, slot: Slot, lag_ms: float, wake_message: Any, wake_phase: int | None) -> None:
         self._kernel = kernel
@@ -97,13 +100,14 @@ class Subscription:
         self._lag_ms = lag_ms
         self._wake_message = wake_message
         self._wake_phase = wake_phase
+        self.silent = False
         self._woken_for: Envelope | None = None
         self._inbox: deque[tuple[float, Record]] = deque()
 
     def deliver(self, record: Record) -> None:
         due_ms = record.time_ms + self._lag_ms
         self._inbox.append((due_ms, record))
-        if self._wake_phase is None:
+        if self._wake_phase is None or self.silent:
             return
         last = self._woken_for
         if last is None or last.time_ms != due_ms:

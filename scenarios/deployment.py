@@ -126,6 +126,7 @@ def build_cluster(deployment: DeploymentConfig, driver: TrafficDriver, *, seed: 
                 block_size_tokens=deployment.block_size_tokens,
                 workers={config.role: _names(config) for config in deployment.pools},
                 routers=routers,
+                listening=[role for role, policy in policies.items() if policy.sees_load],
             ),
         )
 

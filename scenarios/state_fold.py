@@ -270,7 +270,9 @@ class Verifier:
             waiting = {seq.request for seq in [*rank.queue, *rank.connector]}
             self._same(f"{where}: waiting requests", waiting, told.waiting)
             pool = place.own_pool or self._host_pools.get(SHARED_POOL)
-            if at_boundary and pool is not None and rank.config.host is not None:
+            # What a later rank of this worker has just done to a shared pool an earlier one hears in the next phase.
+            has_news = pool is not None and rank.client in pool.untold()
+            if at_boundary and pool is not None and not has_news and rank.config.host is not None:
                 resident = {hash_ for hash_, (is_resident, _) in pool.contents().items() if is_resident}
                 self._same(f"{where}: G2 residency as published", resident, told.host)
 

@@ -5,8 +5,8 @@ Refuses to know: how a rank reserves, activates or releases (it is asked), and h
 
 Each hand-off goes: submit to a prefill rank, source held, reserve on a decode rank, transfer, activate, release the
 source. Every action's outcome puts the next one at the end of the queue. An action that meets a worker with a pass in
-flight is parked with it, and goes to the end of the queue when that pass has ended. A request that has waited in a
-router goes on at once when its rank is chosen, without the queue.
+flight is parked with its rank, and goes to the end of the queue when that pass has ended, before what that rank reports
+then. A request that has waited in a router goes on at once when its rank is chosen, without the queue.
 
 Source: offline replay of aisimulate-core 0.13.0; recordings ``pd_*`` in tests/oracle.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -25,7 +25,6 @@ from g2sim.actors.config import HandoffConfig, TransferTiming, WorkerRole
 from g2sim.actors.handoff import events as ev
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.messages import (
-    CatchUp,
     ChooseRank,
     PlaceRequest,
     RankChosen,
@@ -39,6 +38,7 @@ from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.events import RequestEnded
 from g2sim.actors.worker.messages import (
     ActivateDestination,
+    DestinationIsReserved,
     HandoffReply,
     HandoffReport,
     ReleaseSource,
@@ -60,7 +60,7 @@ class _Step(enum.Enum):
     ACTIVATE = "activate"
     RELEASE = "release"
     CANCEL_SOURCE = "cancel source"
-    GIVE_UP = "give up"
+    CLEAR_AWAY = "clear away"
 
 
 @attrs.frozen(slots=True)
@@ -105,6 +105,7 @@ class HandoffCoordinator:
         block_size_tokens: tokens per block.
         workers: role -> actor names by worker number.
         routers: role -> name of the router that places for it.
+        listening: roles whose routers want to hear when a request is over.
     """
 
     def __init__(
@@ -114,15 +115,17 @@ class HandoffCoordinator:
         block_size_tokens: int,
         workers: Mapping[WorkerRole, Sequence[str]],
         routers: Mapping[WorkerRole, str],
+        listening: Collection[WorkerRole],
     ) -> None:
         self._config = config
         self._block_size = block_size_tokens
         self._workers = workers
         self._routers = routers
+        self._listening = frozenset(listening)
         self._handoffs: dict[int, _Handoff] = {}
         self._arrived = 0
         self._actions: deque[tuple[_Step, _Handoff]] = deque()
-        self._parked: dict[str, list[tuple[_Step, _Handoff]]] = {}
+        self._parked: dict[str, list[tuple[int, _Step, _Handoff]]] = {}
         self._unplaced: dict[tuple[WorkerRole, int], _Handoff] = {}
         self._transfers: list[tuple[float, int]] = []
         self._work_is_due = False
@@ -132,8 +135,7 @@ class HandoffCoordinator:
         if kind is _Work:
             return self._work_off(port)
         if kind is WorkerReport:
-            self._actions.extend(self._parked.pop(message.actor, ()))
-            self._take(message.reports)
+            self._hear(message)
         elif kind is PlaceRequest:
             self._arrived += 1
             handoff = self._handoffs[self._arrived] = _Handoff(self._arrived, message)
@@ -154,8 +156,22 @@ class HandoffCoordinator:
     def waiting(self) -> Sequence[str]:
         lines = [f"request {request} waits for a {role.value} rank" for role, request in self._unplaced]
         for actor, actions in self._parked.items():
-            lines += [f"request {handoff.given.request}: {step.value} waits for {actor}" for step, handoff in actions]
+            lines += [
+                f"request {handoff.given.request}: {step.value} waits for {actor}" for _, step, handoff in actions
+            ]
         return lines
+
+    def _hear(self, message: WorkerReport) -> None:
+        """A worker's pass has ended: rank by rank, what was parked there, and then what the rank reports."""
+        parked = self._parked.pop(message.actor, ())
+        reports = [(self._rank_of(report), report) for report in message.reports]
+        for dp_rank in sorted({dp_rank for dp_rank, *_ in (*parked, *reports)}):
+            self._actions.extend((step, handoff) for place, step, handoff in parked if place == dp_rank)
+            self._take([report for place, report in reports if place == dp_rank])
+
+    def _rank_of(self, report: HandoffReport) -> int:
+        handoff = self._handoffs[report.handoff]
+        return _known(handoff.destination if isinstance(report, DestinationIsReserved) else handoff.source).dp_rank
 
     def _plan(self, port: Port) -> None:
         if self._actions and not self._work_is_due:
@@ -174,11 +190,8 @@ class HandoffCoordinator:
                 self._transfer(handoff, port)
             elif step is _Step.ACTIVATE:
                 yield from self._activate(handoff)
-            elif step is _Step.GIVE_UP:
-                del self._handoffs[handoff.number]
-                over = RequestIsOver(handoff.given.request)
-                reply: RankReply = yield Ask(self._routers[WorkerRole.PREFILL], over)
-                yield from self._go_on(reply.released, port)
+            elif step is _Step.CLEAR_AWAY:
+                yield from self._end(handoff, port)
             else:
                 yield from self._release(step, handoff, port)
 
@@ -237,25 +250,25 @@ class HandoffCoordinator:
         actor = self._workers[WorkerRole.DECODE][placement.worker]
         reply: HandoffReply = yield Ask(actor, ActivateDestination(placement.dp_rank, handoff.number))
         if reply.busy:
-            self._parked.setdefault(actor, []).append((_Step.ACTIVATE, handoff))
+            self._parked.setdefault(actor, []).append((placement.dp_rank, _Step.ACTIVATE, handoff))
             return
         self._actions.append((_Step.RELEASE, handoff))
         self._take(reply.reports)
 
     def _release(self, step: _Step, handoff: _Handoff, port: Port) -> Turn:
+        if step is _Step.CANCEL_SOURCE and handoff.destination is not None:
+            handoff.destination = None
+            yield from self._tell_over(WorkerRole.DECODE, handoff, port)
         placement = _known(handoff.source)
         actor = self._workers[WorkerRole.PREFILL][placement.worker]
         reply: HandoffReply = yield Ask(
             actor, ReleaseSource(placement.dp_rank, handoff.number, step is _Step.CANCEL_SOURCE)
         )
         if reply.busy:
-            self._parked.setdefault(actor, []).append((step, handoff))
+            self._parked.setdefault(actor, []).append((placement.dp_rank, step, handoff))
             return
-        del self._handoffs[handoff.number]
+        yield from self._end(handoff, port)
         self._take(reply.reports)
-        if any(role is WorkerRole.PREFILL for role, _ in self._unplaced):
-            caught_up: RankReply = yield Ask(self._routers[WorkerRole.PREFILL], CatchUp())
-            yield from self._go_on(caught_up.released, port)
 
     def _choose(self, role: WorkerRole, handoff: _Handoff, port: Port) -> Turn:
         """The rank that a router chooses; None if the request waits there, or is refused."""
@@ -268,6 +281,17 @@ class HandoffCoordinator:
         else:
             self._give_up(role, handoff)
         return None
+
+    def _end(self, handoff: _Handoff, port: Port) -> Turn:
+        del self._handoffs[handoff.number]
+        yield from self._tell_over(WorkerRole.PREFILL, handoff, port)
+
+    def _tell_over(self, role: WorkerRole, handoff: _Handoff, port: Port) -> Turn:
+        """Tell a router that its rank is done with the request. What it releases joins passes of this instant."""
+        if role not in self._listening:
+            return
+        reply: RankReply = yield Ask(self._routers[role], RequestIsOver(handoff.given.request))
+        yield from self._go_on(reply.released, port)
 
     def _go_on(self, released: Sequence[RankChosen], port: Port) -> Turn:
         """Requests that have waited in a router go where it sends them."""
@@ -294,7 +318,7 @@ class HandoffCoordinator:
         """Queue what follows from what ranks report."""
         for report in reports:
             if isinstance(report, SourceIsRejected):
-                self._actions.append((_Step.GIVE_UP, self._handoffs[report.handoff]))
+                self._actions.append((_Step.CLEAR_AWAY, self._handoffs[report.handoff]))
             elif isinstance(report, SourceIsHeld):
                 self._actions.append((_Step.RESERVE, self._handoffs[report.handoff]))
             else:

@@ -4,7 +4,7 @@ Owns: which events are signals, their order, and who is sent what. Refuses to kn
 
 It knows what it is told: requests by their senders, KV events through a subscription that may lag and never wakes it,
 and first tokens and ends, which do not lag. Both wait in inboxes and are taken up, in the order in which they became
-known, before the router does anything else. They wake it only if its policy lets requests wait.
+known, before the router does anything else. Signals wake it only while requests wait in its policy.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from g2sim.actors.config import WorkerRole
-from g2sim.actors.handoff.events import SourceHeld, SourceReleased
+from g2sim.actors.handoff.events import SourceHeld
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.events import PlacementWeighed, RequestPlaced, RequestRefused, RequestWaits
 from g2sim.actors.router.messages import (
-    CatchUp,
     ChooseRank,
     LoadChanged,
     PlaceRequest,
@@ -49,12 +48,10 @@ registered before workers, so they come first in this phase."""
 def load_signals(role: WorkerRole) -> tuple[type[Any], ...]:
     """Events that tell a pool's router of progress.
 
-    A prefill pool's work is over when the blocks are given back (or see ``RequestIsOver``). So is that of a decode pool
-    on a request that it can never take.
+    When the work of a prefill pool on a request is over, and when a decode pool can never take one, is told by the
+    hand-off coordinator (``RequestIsOver``).
     """
-    if role is WorkerRole.AGGREGATED:
-        return (PassEnded, RequestEnded)
-    return (SourceHeld, SourceReleased) if role is WorkerRole.PREFILL else (PassEnded, RequestEnded, SourceReleased)
+    return (SourceHeld,) if role is WorkerRole.PREFILL else (PassEnded, RequestEnded)
 
 
 class RouterActor:
@@ -84,21 +81,24 @@ class RouterActor:
             self._kv = kernel.subscribe(name, KV_EVENTS, lag_ms=kv_event_lag_ms)
         if policy.sees_load:
             self._signals = kernel.subscribe(
-                name,
-                load_signals(self._role),
-                wake_message=LoadChanged(),
-                wake_phase=WAKE_PHASE if policy.may_queue else None,
+                name, load_signals(self._role), wake_message=LoadChanged(), wake_phase=WAKE_PHASE
             )
+            self._signals.silent = True
 
     def receive(self, message: Any, port: Port) -> Turn | RankReply | None:
+        reply = self._handle(message, port)
+        if self._signals is not None:
+            self._signals.silent = not self.state.has_waiting
+        return reply
+
+    def _handle(self, message: Any, port: Port) -> Turn | RankReply | None:
         released = self._catch_up(port)
         kind = type(message)
         if kind is ChooseRank:
             decision = self.state.place(_routed(message.arrived), port.now_ms)
             return RankReply(self._published(decision, port), tuple(released))
-        if kind is CatchUp or kind is RequestIsOver:
-            if kind is RequestIsOver:
-                released += self._publish(self.state.ended(message.request, port.now_ms), port)
+        if kind is RequestIsOver:
+            released += self._publish(self.state.ended(message.request, port.now_ms), port)
             return RankReply(None, tuple(released))
         if kind is PlaceRequest:
             given = self._given[message.given.request] = message.given
@@ -146,15 +146,11 @@ class RouterActor:
             record = told[position]
             position += 1
             event = record.event
-            kind = type(event)
-            if kind is SourceHeld:
-                yield record, event.request, False
-            elif kind is SourceReleased:
-                if event.canceled or self._role is WorkerRole.PREFILL:
-                    yield record, event.request, True
-            elif kind is RequestEnded and event.role == self._role and event.status != RequestStatus.FAILED:
-                yield record, event.request, True
-            if kind is not PassEnded or event.role != self._role:
+            if event.role != self._role:
+                continue
+            if type(event) is not PassEnded:
+                if type(event) is not RequestEnded or event.status != RequestStatus.FAILED:
+                    yield record, event.request, type(event) is not SourceHeld
                 continue
             ends: dict[int, str] = {}
             while position < len(told) and told[position].cause == record.cause:

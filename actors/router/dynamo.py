@@ -257,14 +257,13 @@ class DynamoKv(Policy):
         self.shares_blocks = self.settings.router_assume_kv_reuse
         # The router of decode ranks gives no credit, and keeps no index.
         self.sees_blocks = pool.role is not WorkerRole.DECODE
-        self.may_queue = self.settings.router_queue_threshold is not None
         budget, threshold = pool.max_batched_tokens, self.settings.router_queue_threshold
         self._busy_above = math.inf if threshold is None else threshold * (NO_LIMIT if budget is None else budget)
 
     def place(self, request: RoutedRequest, now_ms: float) -> Verdict:
         waiting = _Waiting(request, self.pool.overlap(request))
         candidates = self._candidates(waiting)
-        if self.may_queue and (self._queue or self._all_busy(candidates)):
+        if self.settings.router_queue_threshold is not None and (self._queue or self._all_busy(candidates)):
             self._asked += 1
             heapq.heappush(self._queue, (self._rank(waiting, candidates, now_ms), self._asked, waiting))
             return Queue()

@@ -52,6 +52,9 @@ class DeviceIndex:
     Block hashes only serve as handles, for parents and removals: the first hash under which a block was stored is its
     handle. A place that stores a known block under another hash holds it, but has no handle for it.
 
+    One departure: when a block leaves a place and comes back, the reference sometimes finds again what lay below it on
+    branches of their own (and once in a while for a wrong place). Here, as documented, it has to be stored again.
+
     Args:
         places: number of places.
     """
@@ -224,15 +227,16 @@ class HostIndex:
         self._keys[place].clear()
 
     def extend(self, fronts: Iterable[Front], tokens_hashes: Sequence[int], extension: list[int]) -> None:
-        """Go on where ``fronts`` end; add to ``extension`` what each place gains.
+        """Go on where ``fronts`` (of rising depth) end; add to ``extension`` what each place gains.
 
         Places that stand at the same block walk on together, so a shared pool costs one walk and not one a place.
         """
         edges = self._edges
         if not edges:
             return
-        waiting = sorted(fronts, key=_depth_of)
-        start, end = {place: depth for places, depth, _ in waiting for place in bits(places)}, len(tokens_hashes)
+        waiting = list(fronts)
+        start = {place: depth for places, depth, _ in waiting for place in bits(places)}
+        end = len(tokens_hashes)
         depth = waiting[0][1]
         walking: dict[int | None, int] = {}
         next_idx = 0
@@ -250,12 +254,11 @@ class HostIndex:
             going_on: dict[int | None, int] = {}
             for block_hash, places in walking.items():
                 edge = edges.get((block_hash, tokens_hash))
-                still = places & edge.places if edge is not None else 0
-                if still:
-                    going_on[edge.child] = going_on.get(edge.child, 0) | still  # type: ignore[union-attr]
-                if still != places:
-                    for place in bits(places ^ still):
-                        extension[place] += depth - start[place]
+                if edge is not None and (still := places & edge.places):
+                    going_on[edge.child] = going_on.get(edge.child, 0) | still
+                    places ^= still
+                for place in bits(places):
+                    extension[place] += depth - start[place]
             walking = going_on
             depth += 1
         for places in walking.values():
@@ -287,7 +290,3 @@ def bits(places: int) -> Iterable[int]:
         low = places & -places
         yield low.bit_length() - 1
         places ^= low
-
-
-def _depth_of(front: Front) -> int:
-    return front[1]

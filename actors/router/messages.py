@@ -73,11 +73,6 @@ class LoadChanged:
 
 @attrs.frozen(slots=True)
 class RequestIsOver:
-    """Asked of a prefill router: the hand-off of a request that its rank rejected is cleared away. Reply as above."""
+    """Asked: the hand-off of a request is complete, or its rank can never take it. Reply: ``RankReply``."""
 
     request: int
-
-
-@attrs.frozen(slots=True)
-class CatchUp:
-    """Asked: take up what is in the inbox now, because somebody waits. Reply: ``RankReply``."""

@@ -11,9 +11,10 @@ A policy that scores ranks needs one method::
             return candidate.active_requests          # lower is better; equal scores are a tie
 
 One that does not look at ranks one by one overrides ``place``; one that lets requests wait returns ``Queue`` from it,
-sets ``may_queue``, and releases them from the hooks. A hook may be a generator: each release is booked before the next
-is asked for. All calls are synchronous, at a virtual time that they are given; a policy has no clock, and randomness
-only from ``pool.stream``.
+and releases them from the hooks. A hook may be a generator: each release is booked before the next is asked for. All
+calls are synchronous, at a virtual time that they are given; a policy has no clock, and randomness only from
+``pool.stream``. KV events are heard when the router has something else to do; first tokens and ends also while requests
+wait.
 """
 
 from __future__ import annotations
@@ -154,7 +155,6 @@ class PlacementPolicy(Protocol):
         name: short name, for logs and errors.
         sees_blocks: keep an index of KV events for it, and call ``observe``.
         sees_load: book its placements, and call ``prefill_completed`` and ``request_terminal``.
-        may_queue: it may return ``Queue``, so the router is woken when the load changes.
         shares_blocks: in its view of load a block counts once, however many requests have it.
     """
 
@@ -164,8 +164,6 @@ class PlacementPolicy(Protocol):
     def sees_blocks(self) -> bool: ...
     @property
     def sees_load(self) -> bool: ...
-    @property
-    def may_queue(self) -> bool: ...
     @property
     def shares_blocks(self) -> bool: ...
 
@@ -223,7 +221,6 @@ class Policy:
     name: ClassVar[str] = ""
     sees_blocks: bool = True
     sees_load: bool = True
-    may_queue: bool = False
     shares_blocks: bool = True
     pool: Pool
 

@@ -93,13 +93,15 @@ class RouterState:
         """Requests that wait, longest first."""
         return list(self._waiting)
 
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
     def place(self, request: RoutedRequest, now_ms: float) -> Decision:
         """A request arrived."""
         number = request.request
         verdict = self._guarded("place", number, now_ms, self.policy.place, request, now_ms)
         if isinstance(verdict, Queue):
-            if not self.policy.may_queue:
-                raise self._error("place returned Queue, but the policy does not set may_queue", number, now_ms)
             self._waiting[number] = _Waiting(request, now_ms)
             return Waits(request)
         return self._settled("place", request, verdict, None, now_ms)

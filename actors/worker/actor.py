@@ -143,6 +143,13 @@ class WorkerActor:
     def _ready(self) -> bool:
         return any(place.rank.ready for place in self.places)
 
+    @property
+    def _has_news(self) -> bool:
+        """Whether some rank has KV events that somebody waits for."""
+        return self._watched and any(
+            place.rank.device_changes or place.rank.host_changes or place.rank.restored for place in self.places
+        )
+
     def waiting(self) -> Sequence[str]:
         return [
             f"rank {place.dp_rank}: {line}" if len(self.places) > 1 else line
@@ -201,7 +208,7 @@ class WorkerActor:
             port.send_self(_PassEnd(), phase=Phase.PASS_END, at_ms=end_ms)
             return
         yield from self._close(results, port)
-        if not any(result.progress for _, result in results):
+        if not any(result.progress for _, result in results) and not self._has_news:
             port.no_effect()
             if self._ready:
                 # Nothing came of it: try again when something else has changed.

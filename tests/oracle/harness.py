@@ -255,9 +255,9 @@ def _compare_router_rows(expected: list[Row], got: list[Row]) -> Difference | No
     for idx, (wanted, row) in enumerate(zip(expected, got, strict=True)):
         for field, value in wanted.items():
             have = row[field]
-            if field == "routing_history":
-                have = [{key: hop[key] for key in want} for want, hop in zip(value, have, strict=False)]
-            if have != value or len(row[field]) != len(value) if field == "routing_history" else have != value:
+            if field == "routing_history" and len(have) == len(value):
+                have = [{key: hop[key] for key in want} for want, hop in zip(value, have, strict=True)]
+            if have != value:
                 return Difference(f"request {idx} (arrival {wanted['arrival_time_ms']!r}): {field}", value, have)
     return None
 
@@ -271,13 +271,12 @@ def router_rows(outcome: Outcome, *, exact: bool) -> list[Row]:
     for record in outcome.records:
         event = record.event
         if isinstance(event, PlacementWeighed):
-            host = event.host_blocks[event.chosen]
-            credit = dict(zip(event.part_names, event.parts, strict=True)).get("hit")
+            parts = dict(zip(event.part_names, event.parts, strict=True))
             weighed.setdefault(event.request, []).append(
                 {
                     "cost": event.costs[event.chosen],
-                    "effective_cached_blocks": None if credit is None else credit[event.chosen],
-                    "host_pinned_blocks": host,
+                    "effective_cached_blocks": parts["hit"][event.chosen],
+                    "host_pinned_blocks": event.host_blocks[event.chosen],
                     "worker_type": "replay",
                 }
             )

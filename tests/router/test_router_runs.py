@@ -105,7 +105,6 @@ class TestFaultyPolicies:
     ) -> None:
         class Keeper(Policy):
             name = "keeper"
-            may_queue = True
 
             def place(self, request: RoutedRequest, now_ms: float) -> Verdict:
                 return Queue() if request.request else Place(at(0))
@@ -121,7 +120,6 @@ class TestFaultyPolicies:
     ) -> None:
         class Twice(Policy):
             name = "twice"
-            may_queue = True
 
             def place(self, request: RoutedRequest, now_ms: float) -> Verdict:
                 return Queue() if request.request == 1 else Place(at(0))
@@ -166,7 +164,6 @@ class TestRefusals:
     ) -> None:
         class Late(Policy):
             name = "late"
-            may_queue = True
 
             def place(self, request: RoutedRequest, now_ms: float) -> Verdict:
                 return Queue() if request.request == 1 and self.pool.role.value != "decode" else Place(at(0))
@@ -328,7 +325,6 @@ class TestQueue:
     ) -> None:
         class OneByOne(Policy):
             name = "one_by_one"
-            may_queue = True
 
             def start(self, pool: Any) -> None:
                 super().start(pool)

@@ -30,7 +30,6 @@ class Scripted(Policy):
     """Does what a test says."""
 
     name = "scripted"
-    may_queue = True
 
     def __init__(
         self,
@@ -141,12 +140,6 @@ class TestFaultyHooks:
         assert problem in str(caught.value)
         assert caught.value.time_ms == 7.0
 
-    def test_queueing_must_be_declared(self) -> None:
-        policy = Scripted(lambda _: Queue())
-        policy.may_queue = False
-        with pytest.raises(PolicyError, match="does not set may_queue"):
-            router(policy).place(request(1), 0.0)
-
     def test_a_policy_that_cannot_start_says_so(self) -> None:
         class Broken(Policy):
             name = "broken"
@@ -216,7 +209,6 @@ class TestGoodPolicies:
 
         class Draining(Policy):
             name = "draining"
-            may_queue = True
 
             def start(self, pool: Any) -> None:
                 super().start(pool)

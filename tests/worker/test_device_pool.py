@@ -119,6 +119,18 @@ def test_a_hash_is_removed_with_its_last_copy_only() -> None:
     assert pool.lookup(1) is None
 
 
+def test_of_three_copies_the_oldest_alive_is_the_primary_one() -> None:
+    """Copies take over in the order in which they were cached, whichever of them is evicted first."""
+    pool = DevicePool(3)
+    first, second, third = cached_chain(pool, [1]), cached_chain(pool, [1]), cached_chain(pool, [1])
+    release_request(pool, first)
+    assert pool.reserve([], 1) is not None
+    assert pool.lookup(1) == second[0]
+    release_request(pool, second)
+    assert pool.reserve([], 1) is not None
+    assert pool.lookup(1) == third[0]
+
+
 def test_the_most_recently_evicted_memory_is_used_first() -> None:
     """Taken memory is free memory, then evicted memory in eviction order, and is used from its end."""
     pool = DevicePool(3)
