@@ -60,7 +60,14 @@ class PolynomialTiming:
     """The reference's built-in polynomial pass times; it has no parameters."""
 
 
-Timing = FixedTiming | PolynomialTiming
+@attrs.frozen(kw_only=True)
+class ExternalTiming:
+    """Pass times from outside the domain. Subclasses are plain values that say which; a rank is handed what answers
+    (``g2sim.actors.worker.timing.PassTimes``).
+    """
+
+
+Timing = FixedTiming | PolynomialTiming | ExternalTiming
 
 
 @attrs.frozen(kw_only=True)

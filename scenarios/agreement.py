@@ -8,24 +8,37 @@ Refuses to know: single fields (``layout``), what is not supported (``support``)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
 
 from g2sim.actors.config import HostScope
 from g2sim.actors.router.registry import OTHER_NAMES, canonical_name, default_options, make_policy
-from g2sim.bus.errors import ConfigError
+from g2sim.bus.errors import ConfigError, InvariantViolation
+from g2sim.scenarios.aic_timing import (
+    MOVING_VERSIONS,
+    QUANT_MODES,
+    AicModel,
+    AicRefused,
+    aic_installed,
+    kv_bytes_per_token,
+    kv_memory,
+    literal_version,
+)
 from g2sim.scenarios.fields import ABSENT, COUNT_MAX
 from g2sim.scenarios.layout import (
     BANDWIDTH,
     BLOCKS,
+    MOE_PARALLELISM,
     PREFIX_GROUPS,
     ROUTER_SHORTCUTS,
     STOP,
     TimestampBasis,
     TraceFormat,
 )
+from g2sim.scenarios.pass_times import aic_error
 from g2sim.scenarios.support import AGENTIC_FORMATS, WORKER_COUNT
 from g2sim.scenarios.yaml_source import Document, KeyPath, dotted
 
@@ -65,14 +78,14 @@ class _Agreement:
                 raise self.fail(*at, problem=f"does not go with mode {mode}", allowed=f"only {' and '.join(needed)}")
         if mode == "aggregated" and handoff is not None:
             raise self.fail("engine", "kv_transfer", problem=f"does not go with mode {mode}", allowed="leave it out")
-        for role in needed:
-            self.worker(role, workers[role], engine)
+        models = {role: self.worker(role, workers[role], engine) for role in needed}
         if mode == "disaggregated":
             self.roles(workers["prefill"], workers["decode"])
         if handoff is not None:
-            self.handoff(handoff, workers["prefill"])
+            self.handoff(handoff, workers["prefill"], models["prefill"])
 
-    def worker(self, role: str, worker: Values, engine: Values) -> None:
+    def worker(self, role: str, worker: Values, engine: Values) -> AicModel | None:
+        """Returns what the performance model is asked about, None if this worker does not use it."""
         at, parallelism = ("engine", "workers", role), worker["parallelism"]
         if parallelism["replicas"] is ABSENT:
             parallelism["replicas"] = 1
@@ -85,15 +98,79 @@ class _Agreement:
             common = engine["enable_chunked_prefill"]
             worker["scheduler"]["chunked_prefill"] = True if role == "decode" or common is None else common
         cache, at_cache = worker["kv_cache"], (*at, "kv_cache")
-        self.capacity(cache, at_cache)
+        model = self.performance_model(worker, engine, at)
+        if cache["capacity"]["type"] == "default":
+            self.estimated_capacity(worker, model, at)
+        else:
+            self.capacity(cache, at_cache, model)
         if (host := cache["host_offload"]) is None:
-            return
+            return model
         if not cache["prefix_caching"]:
             problem = "a host tier needs prefix caching"
             raise self.fail(*at_cache, "prefix_caching", problem=problem, got=False, allowed="true")
-        self.host(host, cache["block_size"] * self.token_bytes(cache, at_cache, "a host tier"), at_cache)
+        self.host(host, cache["block_size"] * self.token_bytes(cache, at_cache, "a host tier", model), at_cache)
+        return model
 
-    def capacity(self, cache: Values, at: Sequence[str]) -> None:
+    def performance_model(self, worker: Values, engine: Values, at: tuple[str, ...]) -> AicModel | None:
+        timing, parallelism, cache = worker["timing"], worker["parallelism"], worker["kv_cache"]
+        asker = (*at, "timing", "type")
+        if timing["type"] not in ("aic", "default"):
+            if cache["capacity"]["type"] != "default":
+                return None
+            asker = (*at, "kv_cache", "capacity", "type")
+        got = timing["type"] if "timing" in asker else "default"
+        for key in ("model", "hardware"):
+            if engine[key] is None:
+                hint = "default is what a scenario gets that leaves the type out" if got == "default" else None
+                problem = f"missing, and {dotted(asker)} {got} needs it"
+                raise self.document.error(("engine", key), problem=problem, allowed="non-blank text", hint=hint)
+        served = AicModel(
+            model=engine["model"],
+            hardware=engine["hardware"],
+            backend_version=engine["backend_version"],
+            block_size_tokens=cache["block_size"],
+            **{key: parallelism[key] for key in ("tensor", "attention_data", *MOE_PARALLELISM)},
+            **{key: timing.get(key) or engine[key] for key in QUANT_MODES},
+        )
+        if served.backend_version in MOVING_VERSIONS and aic_installed():
+            with self.asking(asker, got):
+                served = attrs.evolve(served, backend_version=literal_version(served))
+        if timing["type"] in ("aic", "default"):
+            timing |= {"type": "aic", "served": served}
+        return served
+
+    @contextmanager
+    def asking(self, asker: KeyPath, got: str) -> Iterator[None]:
+        """Turns what the performance model refuses into an error about the scenario."""
+        try:
+            yield
+        except AicRefused as refused:
+            raise aic_error(self.document, refused, asker, got) from None
+
+    def estimated_capacity(self, worker: Values, model: AicModel | None, at: tuple[str, ...]) -> None:
+        cache, limits, asker = worker["kv_cache"], worker["scheduler"], (*at, "kv_cache", "capacity", "type")
+        for key in ("max_batched_tokens", "max_sequences"):
+            if limits[key] is None:
+                problem = "a KV capacity of type default needs a limit"
+                raise self.fail(*at, "scheduler", key, problem=problem, got=None, allowed="a positive integer")
+        if model is None:
+            raise InvariantViolation(f"{dotted(asker)}: there is no model to ask about")
+        with self.asking(asker, "default"):
+            memory = kv_memory(
+                model,
+                batched_tokens=limits["max_batched_tokens"],
+                sequences=limits["max_sequences"],
+                memory_fraction=cache["capacity"]["memory_fraction"],
+            )
+        blocks = memory.tokens // cache["block_size"]
+        if not 1 <= blocks <= COUNT_MAX:
+            problem = f"there is room for {memory.tokens} tokens"
+            raise self.fail(*asker, problem=problem, got="default", allowed=f"room for 1 to {COUNT_MAX} blocks")
+        cache["capacity"] = {"type": "fixed", "blocks": blocks, "bytes": None}
+        if cache["bytes_per_token"] is None:
+            cache["bytes_per_token"] = memory.bytes_per_token
+
+    def capacity(self, cache: Values, at: Sequence[str], model: AicModel | None) -> None:
         blocks, size = cache["capacity"]["blocks"], cache["capacity"]["bytes"]
         path = (*at, "capacity", "blocks" if size is None else "bytes")
         if size is None and blocks is None:
@@ -103,12 +180,16 @@ class _Agreement:
             return
         if blocks is not None:
             raise self.fail(*path, problem="does not go with blocks", got=size, allowed="one of the two")
-        block_bytes = cache["block_size"] * self.token_bytes(cache, at, "a capacity in bytes")
+        block_bytes = cache["block_size"] * self.token_bytes(cache, at, "a capacity in bytes", model)
         if not 1 <= size // block_bytes <= COUNT_MAX:
             raise self.fail(*path, got=size, allowed=f"1 to {COUNT_MAX} blocks of {block_bytes} bytes")
         cache["capacity"]["blocks"] = size // block_bytes
 
-    def token_bytes(self, cache: Values, at: Sequence[str], user: str) -> int:
+    def token_bytes(self, cache: Values, at: Sequence[str], user: str, model: AicModel | None) -> int:
+        """KV bytes of one token; left out, the performance model tells if the worker uses it."""
+        if cache["bytes_per_token"] is None and model is not None:
+            with self.asking((*at, "bytes_per_token"), "auto"):
+                cache["bytes_per_token"] = kv_bytes_per_token(model)
         size: int | None = cache["bytes_per_token"]
         if size is None:
             path, problem = (*at, "bytes_per_token"), f"{user} needs the KV bytes of one token"
@@ -155,10 +236,13 @@ class _Agreement:
                 allowed = f"{wanted}, as in {dotted(there)}"
                 raise self.document.error(at, problem=f"{who} must agree", got=got, allowed=allowed)
 
-    def handoff(self, handoff: Values, prefill: Values) -> None:
-        if handoff["bytes_per_token"] is None:
-            handoff["bytes_per_token"] = prefill["kv_cache"]["bytes_per_token"]
+    def handoff(self, handoff: Values, prefill: Values, model: AicModel | None) -> None:
         handoff["bandwidth_gb_per_second"] = handoff["bandwidth_gb_per_second"] or None
+        if handoff["bytes_per_token"] is None:
+            cache = prefill["kv_cache"]
+            if handoff["bandwidth_gb_per_second"] and model is not None:
+                self.token_bytes(cache, ("engine", "workers", "prefill", "kv_cache"), "a hand-off", model)
+            handoff["bytes_per_token"] = cache["bytes_per_token"]
         if handoff["bandwidth_gb_per_second"] and handoff["bytes_per_token"] is None:
             path = ("engine", "kv_transfer", "bytes_per_token")
             problem = "auto takes kv_cache.bytes_per_token of the prefill workers, which is not given"

@@ -27,6 +27,7 @@ from g2sim.actors.traffic.request import TrafficDriver
 from g2sim.actors.worker import actor as workers
 from g2sim.actors.worker.events import RequestEnded
 from g2sim.actors.worker.rank import Rank
+from g2sim.actors.worker.timing import PassTimes
 from g2sim.bus.kernel import Kernel
 from g2sim.scenarios.events import RunFinished
 from g2sim.scenarios.report import SHARED_POOL, private_pool_name
@@ -70,20 +71,27 @@ class Cluster:
     traffic: traffic.TrafficActor
     _seconds: _WorkerSeconds
 
-    def publish_end(self) -> None:
-        """Publish that the run is over; to be called once, after the driver has returned."""
+    def publish_end(self, notes: tuple[str, ...] = ()) -> None:
+        """Publish that the run is over, with what is to be noted; to be called once, after the driver has returned."""
         self.kernel.publish(
             RUN_SOURCE,
             RunFinished(
                 stopped_at_limit=self.kernel.stopped_at_limit,
                 prefill_worker_seconds=self._seconds.prefill,
                 decode_worker_seconds=self._seconds.decode,
+                notes=notes,
             ),
         )
 
 
-def build_cluster(deployment: DeploymentConfig, driver: TrafficDriver, *, seed: int) -> Cluster:
-    """Put a deployment and its traffic on a new bus."""
+def build_cluster(
+    deployment: DeploymentConfig,
+    driver: TrafficDriver,
+    *,
+    seed: int,
+    pass_times: Mapping[WorkerRole, PassTimes] | None = None,
+) -> Cluster:
+    """Put a deployment and its traffic on a new bus; ``pass_times`` answer for the roles with external timing."""
     kernel = Kernel(seed=seed, time_limit_ms=deployment.max_virtual_time_ms)
     host_pools: dict[str, HostPool] = {}
     shared = next((pool for pool in deployment.pools if _is_shared(pool.rank.host)), None)
@@ -114,6 +122,7 @@ def build_cluster(deployment: DeploymentConfig, driver: TrafficDriver, *, seed: 
                 host_pools,
                 coordinator,
                 watched=policies[config.role].sees_blocks,
+                pass_times=(pass_times or {}).get(config.role),
             )
             kernel.register(name, made[name])
             next_client += config.dp_size
@@ -193,6 +202,7 @@ def _worker(
     coordinator: str | None,
     *,
     watched: bool,
+    pass_times: PassTimes | None,
 ) -> workers.WorkerActor:
     host = config.rank.host
     places = []
@@ -202,7 +212,7 @@ def _worker(
             pool_name = private_pool_name(name, dp_rank)
             own_pool = HostPool(pool_name, host.capacity_blocks, _block_bytes(config), FifoLanes(), shared=False)
             host_pools[pool_name] = own_pool
-        rank = Rank(config.rank, config.role, first_client + dp_rank)
+        rank = Rank(config.rank, config.role, first_client + dp_rank, pass_times)
         places.append(workers.RankPlace(dp_rank, rank, own_pool))
     link = None
     if host is not None:

@@ -22,7 +22,7 @@ class RunStarted:
     notes: tuple[str, ...]
 
 
-@event("run.end")
+@event("run.end", version=2)
 class RunFinished:
     """The deployment came to rest, or its time limit was reached.
 
@@ -30,8 +30,10 @@ class RunFinished:
         stopped_at_limit: the virtual time limit ended the run.
         prefill_worker_seconds, decode_worker_seconds: time provided by the pools [worker s], summed instant by
             instant while requests were outstanding; an aggregated pool counts as decode.
+        notes: remarks on what came up during the run.
     """
 
     stopped_at_limit: bool
     prefill_worker_seconds: float
     decode_worker_seconds: float
+    notes: tuple[str, ...] = ()

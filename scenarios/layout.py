@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 
 from g2sim.actors.config import HostScope, PreemptionMode, Sharing, TieBreak, TransferTiming
+from g2sim.scenarios.aic_timing import DEFAULT_MEMORY_FRACTION, QUANT_MODES
 from g2sim.scenarios.fields import (
     ABSENT,
     EXACT_MAX,
@@ -50,6 +51,8 @@ class TimestampBasis(enum.StrEnum):
     RELATIVE = "relative"
 
 
+MOE_PARALLELISM = ("moe_tensor", "moe_expert")
+
 _COUNT = integer("a positive integer", 1)
 _NATURAL = integer("an integer, 0 or more", 0)
 _LIMIT = integer("a positive integer, or null for no limit", 1, EXACT_MAX, literals={None: None})
@@ -80,11 +83,15 @@ _HOST_TIER = section(
 
 _SPEEDUPS = (Field("speedup_ratio", _AMOUNT, 1.0), Field("decode_speedup_ratio", _AMOUNT, 1.0))
 
+_QUANT_MODES = tuple(Field(key, _LABEL, None) for key in QUANT_MODES)
+
 _TIMING = Variants(
     cases={
         "fixed": section(Field("prefill_ms", _AMOUNT), Field("decode_ms", _AMOUNT), *_SPEEDUPS),
         "polynomial": section(*_SPEEDUPS),
-        "default": section(*_SPEEDUPS),
+        "table": section(Field("path", text("a path")), *_SPEEDUPS),
+        "aic": section(*_QUANT_MODES, *_SPEEDUPS),
+        "default": section(*_QUANT_MODES, *_SPEEDUPS),
     },
     default="default",
     hidden=("default",),
@@ -96,10 +103,15 @@ _CAPACITY = Variants(
             Field("blocks", or_null(BLOCKS), None),
             Field("bytes", or_null(_BYTES), None),
         ),
-        "default": section(),
+        "default": section(
+            Field(
+                "memory_fraction",
+                number("a number above 0, up to 1", 0.0, 1.0, above=True, null=DEFAULT_MEMORY_FRACTION),
+                DEFAULT_MEMORY_FRACTION,
+            )
+        ),
     },
     default="default",
-    hidden=("default",),
 )
 
 
@@ -112,6 +124,7 @@ def _worker(max_sequences: int) -> Section:
                 Field("replicas", unchecked(), ABSENT),  # checked by the rule worker-count
                 Field("tensor", _COUNT, 1),
                 Field("attention_data", _COUNT, 1),
+                *(Field(key, integer(_COUNT.allowed, 1, literals={None: 1}), 1) for key in MOE_PARALLELISM),
             ),
             {},
         ),
@@ -146,6 +159,8 @@ _ENGINE = section(
     Field("model", _LABEL, None),
     Field("hardware", _LABEL, None),
     Field("backend", choice("vllm", hidden=("sglang", "trtllm")), "vllm"),
+    Field("backend_version", _LABEL, None),
+    *_QUANT_MODES,
     Field("context_length", integer("a positive integer, or max", 1, EXACT_MAX, literals={"max": None}), "max"),
     Field("enable_chunked_prefill", or_null(_TRUE_FALSE), None),
     Field(

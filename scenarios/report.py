@@ -404,7 +404,7 @@ class ReportFold:
             "scenario": info.name,
             "finished": self._finished is not None,
             "stopped_at_limit": None if self._finished is None else self._finished.stopped_at_limit,
-            "notes": [] if self._started is None else list(self._started.notes),
+            "notes": [note for end in (self._started, self._finished) if end is not None for note in end.notes],
             "summary": self._summary(),
             "requests": {"released": self._released, **self._ends, "unfinished": len(self._live)},
             "workers": [

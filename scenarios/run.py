@@ -27,6 +27,7 @@ from g2sim.bus.kernel import Kernel
 from g2sim.bus.log import LogReader, LogWriter
 from g2sim.scenarios.deployment import RUN_SOURCE, build_cluster
 from g2sim.scenarios.events import RunStarted
+from g2sim.scenarios.pass_times import open_pass_times
 from g2sim.scenarios.report import Report, ReportFold, RunInfo, report_text, row_text
 from g2sim.scenarios.run_folder import LOG_NAME, REPORT_NAME, ROWS_NAME, log_file
 from g2sim.scenarios.schema import Scenario
@@ -46,7 +47,7 @@ class RunResult:
     Attributes:
         report: the content of ``report.json``.
         digest: digest of the event log, None if no log was written.
-        notes: remarks on the input.
+        notes: remarks on the input, where pass times come from, and what came up during the run.
         checkpoints: comparisons of live state and log that were made and held; 0 without ``verify``.
     """
 
@@ -84,7 +85,9 @@ def run_scenario(
     Raises: ConfigError for bad input or an output that is in the way, Deadlock and other SimErrors for a failed run.
     """
     traffic = open_traffic(scenario)
-    cluster = build_cluster(scenario.deployment, traffic.driver, seed=scenario.seed)
+    sources = open_pass_times(scenario.deployment, scenario.base_dir)
+    notes = (*traffic.notes, *sources.notes)
+    cluster = build_cluster(scenario.deployment, traffic.driver, seed=scenario.seed, pass_times=sources.of_role)
     kernel = cluster.kernel
     verifier = Verifier(cluster.workers, cluster.host_pools) if verify else None
     outputs = _Outputs(folder, overwrite)
@@ -107,7 +110,7 @@ def run_scenario(
             kernel.add_sink(on_record)
         if progress is not None:
             kernel.add_sink(_ProgressSink(progress, traffic.driver.total_requests))
-        kernel.publish(RUN_SOURCE, RunStarted(agentic=traffic.agentic, play_ids=traffic.play_ids, notes=traffic.notes))
+        kernel.publish(RUN_SOURCE, RunStarted(agentic=traffic.agentic, play_ids=traffic.play_ids, notes=notes))
         try:
             driver(kernel).run()
             if verifier is not None:
@@ -117,14 +120,18 @@ def run_scenario(
         except SimError as error:
             outputs.fail(str(error), kernel)
             raise
-        cluster.publish_end()
+        late_notes = sources.late_notes()
+        cluster.publish_end(late_notes)
         report = fold.finish()
         digest = outputs.finish(report, kernel)
     except BaseException:
         outputs.discard()
         raise
     return RunResult(
-        report=report, digest=digest, notes=traffic.notes, checkpoints=verifier.checkpoints if verifier else 0
+        report=report,
+        digest=digest,
+        notes=(*notes, *late_notes),
+        checkpoints=verifier.checkpoints if verifier else 0,
     )
 
 

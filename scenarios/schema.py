@@ -24,12 +24,16 @@ from g2sim.actors.config import (
     RankConfig,
     RouterConfig,
     SlaConfig,
+    Timing,
     WorkerRole,
 )
 from g2sim.scenarios import support
 from g2sim.scenarios.agreement import settle
+from g2sim.scenarios.aic_timing import QUANT_MODES, AicTiming
 from g2sim.scenarios.fields import ABSENT, Reader
-from g2sim.scenarios.layout import SCENARIO, TimestampBasis, TraceFormat
+from g2sim.scenarios.layout import MOE_PARALLELISM, SCENARIO, TimestampBasis, TraceFormat
+from g2sim.scenarios.pass_times import open_pass_times
+from g2sim.scenarios.table_timing import TableTiming
 from g2sim.scenarios.yaml_source import Document, KeyPath, read_file
 
 __all__ = [
@@ -194,6 +198,7 @@ class Scenario:
     def resolved(self) -> dict[str, Any]:
         """The scenario as plain values with every default filled in; does not depend on ``base_dir``."""
         deployment, handoff = self.deployment, self.deployment.handoff
+        served = [pool.rank.timing.served for pool in deployment.pools if isinstance(pool.rank.timing, AicTiming)]
         return {
             "name": self.name,
             "why": self.why,
@@ -203,6 +208,7 @@ class Scenario:
                 "model": self.model,
                 "hardware": self.hardware,
                 "backend": "vllm",
+                **({"backend_version": served[0].backend_version} if served else {}),
                 "workers": {pool.role.value: _plain_worker(pool) for pool in deployment.pools},
                 "kv_transfer": None if handoff == HandoffConfig() else _taken(handoff, _HANDOFF_KEYS),
             },
@@ -215,7 +221,8 @@ class Scenario:
 def load_scenario(path: Path) -> Scenario:
     """Reads and checks a scenario file (YAML, or JSON if it is named so).
 
-    Raises: ConfigError with the file and the line, also if the trace that it names does not exist.
+    Raises: ConfigError with the file and the line, also if the trace that it names does not exist or pass times that
+    come from outside cannot be had.
     """
     document = read_file(path)
     name = path.stem.encode(errors="replace").decode()  # a file name need not be text
@@ -226,6 +233,7 @@ def load_scenario(path: Path) -> Scenario:
             problem=f"no such file or directory: {scenario.trace_path}",
             hint="paths are relative to the scenario file",
         )
+    open_pass_times(scenario.deployment, scenario.base_dir, document)  # only to find what is wrong with them
     return scenario
 
 
@@ -353,14 +361,21 @@ def _built(tree: Mapping[str, Any], base_dir: Path) -> Scenario:
 
 
 def _pool(role: WorkerRole, worker: Mapping[str, Any]) -> PoolConfig:
-    timing, host = worker["timing"], worker["kv_cache"]["host_offload"]
-    fixed = timing["type"] == "fixed"
+    host = worker["kv_cache"]["host_offload"]
     rank = RankConfig(
         **_given(worker, _RANK_KEYS),
-        timing=FixedTiming(**_given(timing, _FIXED_TIMING_KEYS)) if fixed else PolynomialTiming(),
+        timing=_timing(worker["timing"]),
         host=None if host is None else HostTierConfig(**_given(host, _HOST_KEYS)),
     )
     return PoolConfig(role=role, rank=rank, **_given(worker, _POOL_KEYS))
+
+
+def _timing(timing: Mapping[str, Any]) -> Timing:
+    if timing["type"] == "fixed":
+        return FixedTiming(**_given(timing, _FIXED_TIMING_KEYS))
+    if timing["type"] == "table":
+        return TableTiming(path=timing["path"])
+    return AicTiming(served=timing["served"]) if timing["type"] == "aic" else PolynomialTiming()
 
 
 def _plain_worker(pool: PoolConfig) -> dict[str, Any]:
@@ -370,6 +385,11 @@ def _plain_worker(pool: PoolConfig) -> dict[str, Any]:
     worker["kv_cache"]["host_offload"] = None if rank.host is None else _taken(rank.host, _HOST_KEYS)
     if isinstance(timing, FixedTiming):
         worker["timing"] |= {"type": "fixed", **_taken(timing, _FIXED_TIMING_KEYS)}
+    elif isinstance(timing, TableTiming):
+        worker["timing"] |= {"type": "table", "path": timing.path}
+    elif isinstance(timing, AicTiming):
+        worker["timing"] |= {"type": "aic", **{key: getattr(timing.served, key) for key in QUANT_MODES}}
+        worker["parallelism"] |= {key: getattr(timing.served, key) for key in MOE_PARALLELISM}
     else:
         worker["timing"]["type"] = "polynomial"
     return worker

@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from g2sim.scenarios.aic_timing import QUANT_MODES
 from g2sim.scenarios.fields import ABSENT
 from g2sim.scenarios.yaml_source import KeyPath
 
@@ -89,6 +90,14 @@ def roles(tree: Tree) -> Iterator[tuple[str, dict[str, Any]]]:
     for role in ("aggregated", "prefill", "decode"):
         if (worker := tree["engine"]["workers"][role]) is not None:
             yield role, worker
+
+
+def uses_performance_model(tree: Tree) -> bool:
+    """Whether any role's pass times or KV capacity come from the performance model."""
+    return any(
+        worker["timing"]["type"] in ("aic", "default") or worker["kv_cache"]["capacity"]["type"] == "default"
+        for _, worker in roles(tree)
+    )
 
 
 def only(*values: object) -> Test:
@@ -206,26 +215,28 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="backend",
         what="a backend other than vLLM",
-        fields={"engine.backend": only("vllm"), "engine.backend_version": only()},
-        allowed="vllm, without a version",
+        fields={"engine.backend": only("vllm")},
+        allowed="vllm",
     ),
     Rule(
-        id="timing",
-        what="pass times from a performance model",
-        fields={_TIMING + "type": any_but("default")},
-        allowed="fixed, polynomial",
-        hint="default is what a scenario gets that leaves the type out",
+        id="unused-performance-model",
+        what="a setting of the performance model in a scenario that does not use it",
+        fields={
+            **_unset("engine.backend_version", *(f"engine.{key}" for key in QUANT_MODES)),
+            **{_WORKER + f"parallelism.{key}": only(1) for key in ("moe_tensor", "moe_expert")},
+        },
+        allowed="leave it out",
+        when=lambda tree: not uses_performance_model(tree),
+        hint="pass times of type aic use the model, and a KV capacity of type default",
     ),
     Rule(
         id="performance-model",
-        what="a setting of the performance model",
+        what="another method or source of the performance model",
         fields={
             **_unset(*(_TIMING + key for key in ("estimation_mode", "fallback_policy", "estimator_config"))),
             **_unset(*(_TIMING + key for key in ("systems_paths", "database_mode", "transfer_policy"))),
             **_unset(*(_TIMING + key for key in ("fpm_parquet_path", "attention_backend"))),
-            **_unset(*(_TIMING + f"{part}_quant_mode" for part in ("gemm", "moe", "fmha", "kvcache", "comm"))),
             _TIMING + "forward_model": only("op_level"),
-            **_unset(*(f"engine.{part}_quant_mode" for part in ("gemm", "moe", "fmha", "kvcache", "comm"))),
             **_unset("engine.fpm_profile", "engine.enable_shared_layer", "engine.strict_provenance"),
             **_unset("engine.wideep_num_slots", "engine.moe_kernel_source", "engine.attention_backend"),
             **_unset("engine.transfer_policy", "engine.systems_paths", "engine.systems_path"),
@@ -237,26 +248,19 @@ RULES: tuple[Rule, ...] = (
             "engine.fallback_policy": only("deny"),
             "engine.estimator_config": only({}),
         },
-        allowed="fixed or polynomial pass times, which have no such setting: leave it out",
+        allowed="leave it out",
     ),
     Rule(
-        id="kv-capacity",
-        what="a KV capacity derived from the memory of a GPU",
-        fields={
-            _CACHE + "capacity.type": any_but("default"),
-            _CACHE + "capacity.memory_fraction": only(),
-            _CACHE + "capacity.cuda_graph_reserved_bytes": only(0),
-        },
-        allowed="type fixed with blocks or bytes",
-        hint="default is what a scenario gets that leaves the type out",
+        id="cuda-graph-memory",
+        what="memory set aside for CUDA graphs",
+        fields={_CACHE + "capacity.cuda_graph_reserved_bytes": only(0)},
+        allowed="0, or leave it out",
+        hint="capacity.memory_fraction can leave room for them",
     ),
     Rule(
         id="parallelism",
-        what="pipeline, MoE and context parallelism",
-        fields={
-            _WORKER + f"parallelism.{key}": only(1)
-            for key in ("pipeline", "moe_tensor", "moe_expert", "prefill_context", "decode_context")
-        },
+        what="pipeline and context parallelism",
+        fields={_WORKER + f"parallelism.{key}": only(1) for key in ("pipeline", "prefill_context", "decode_context")},
         allowed="1, or leave it out",
     ),
     Rule(

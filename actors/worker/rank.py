@@ -44,7 +44,7 @@ from g2sim.actors.worker.messages import (
     SourceIsRejected,
 )
 from g2sim.actors.worker.sequence import Load, RankRequest, Sequence, SequenceState
-from g2sim.actors.worker.timing import PassTimer
+from g2sim.actors.worker.timing import PassTimer, PassTimes
 from g2sim.bus.errors import InvariantViolation
 
 HostTalk = Generator[Any, Any, None]
@@ -177,9 +177,12 @@ class Rank:
         config: the rank's settings.
         role: what its pool does.
         client: its number at its host tier; no meaning without one.
+        pass_times: answers for a timing from outside, None for the models that are built in.
     """
 
-    def __init__(self, config: RankConfig, role: WorkerRole, client: int = 0) -> None:
+    def __init__(
+        self, config: RankConfig, role: WorkerRole, client: int = 0, pass_times: PassTimes | None = None
+    ) -> None:
         self.config = config
         self.role = role
         self.client = client
@@ -190,7 +193,7 @@ class Rank:
         self.device_changes: list[DeviceChange] = []
         self.host_changes: list[PoolChange] = []
         self.restored: list[DeviceChange] = []
-        self._timer = PassTimer(config)
+        self._timer = PassTimer(config, pass_times)
         self._block_size = config.block_size_tokens
         self._max_seqs = config.max_seqs if config.max_seqs is not None else NO_LIMIT
         self._budget = config.max_batched_tokens if config.max_batched_tokens is not None else NO_LIMIT
@@ -414,7 +417,7 @@ class Rank:
                 decoding_tokens += known
         decode_ms = 0.0
         if decoding and self.role is not WorkerRole.PREFILL:
-            decode_ms = self._timer.decode_ms(decoding_tokens)
+            decode_ms = self._timer.decode_ms(decoding, decoding_tokens)
         outputs = result.outputs
         rejected, result.outputs = outputs, []
         for seq in finished:

@@ -8,7 +8,13 @@ Source: pass times of aisimulate-core 0.13.0, measured on ai-dynamo-runtime 1.6.
 
 from __future__ import annotations
 
-from g2sim.actors.config import FixedTiming, PolynomialTiming, RankConfig, Timing
+import math
+from typing import Protocol
+
+import attrs
+
+from g2sim.actors.config import FixedTiming, PolynomialTiming, RankConfig
+from g2sim.bus.errors import InvariantViolation, SimError
 
 NS_PER_S = 1_000_000_000
 
@@ -44,44 +50,88 @@ def scaled_ms(raw_ms: float, ratio: float) -> float:
     return seconds_of(nearest_ns(rounded_ms / 1000.0)) * 1000.0
 
 
-class PassTimer:
-    """Durations of the two parts of a pass, for one rank."""
-
-    def __init__(self, config: RankConfig) -> None:
-        self._timing: Timing = config.timing
-        self._prefill_ratio = config.speedup_ratio
-        self._decode_ratio = config.speedup_ratio * config.decode_speedup_ratio
-        self._capacity_tokens = config.gpu_blocks * config.block_size_tokens
-        self._cache: dict[tuple[float, float], float] = {}
+class PassTimes(Protocol):
+    """What a timing model says, before speed-up and rounding: pure functions of a pass."""
 
     def prefill_ms(self, requests: int, prompt_tokens: int, prefix_tokens: int) -> float:
-        """Length of the prefill part [ms].
+        """Length of the prefill part [ms], finite and not negative.
 
         Args:
             requests: entries with prompt tokens in this pass, >= 1.
             prompt_tokens: over those, prompt tokens known after this pass (prefix included).
             prefix_tokens: over those, prompt tokens known before it.
         """
-        timing = self._timing
-        if isinstance(timing, FixedTiming):
-            return self._scaled(timing.prefill_ms, self._prefill_ratio)
-        return self._scaled(polynomial_prefill_ms(requests, prompt_tokens, prefix_tokens), self._prefill_ratio)
 
-    def decode_ms(self, known_tokens: int) -> float:
-        """Length of the decode part [ms]; ``known_tokens`` is the sum over all decoding requests."""
-        timing = self._timing
-        if isinstance(timing, FixedTiming):
-            return self._scaled(timing.decode_ms, self._decode_ratio)
-        return self._scaled(polynomial_decode_ms(known_tokens, self._capacity_tokens), self._decode_ratio)
+    def decode_ms(self, requests: int, known_tokens: int) -> float:
+        """Length of the decode part [ms], finite and not negative.
+
+        Args:
+            requests: decoding requests, >= 1.
+            known_tokens: over those, prompt and generated tokens, the ones being computed included.
+        """
+
+
+class PassTimer:
+    """Durations of the two parts of a pass, for one rank.
+
+    Args:
+        pass_times: answers for an ``ExternalTiming``, None for the models that are built in.
+    """
+
+    def __init__(self, config: RankConfig, pass_times: PassTimes | None = None) -> None:
+        self._times = pass_times if pass_times is not None else _built_in(config)
+        self._prefill_ratio = config.speedup_ratio
+        self._decode_ratio = config.speedup_ratio * config.decode_speedup_ratio
+        self._cache: dict[tuple[float, float], float] = {}
+
+    def prefill_ms(self, requests: int, prompt_tokens: int, prefix_tokens: int) -> float:
+        """Length of the prefill part [ms]; arguments as in ``PassTimes``."""
+        return self._scaled(self._times.prefill_ms(requests, prompt_tokens, prefix_tokens), self._prefill_ratio)
+
+    def decode_ms(self, requests: int, known_tokens: int) -> float:
+        """Length of the decode part [ms]; arguments as in ``PassTimes``."""
+        return self._scaled(self._times.decode_ms(requests, known_tokens), self._decode_ratio)
 
     def _scaled(self, raw_ms: float, ratio: float) -> float:
         key = (raw_ms, ratio)
         found = self._cache.get(key)
         if found is None:
+            if not 0.0 <= raw_ms < math.inf:
+                raise SimError(f"a pass that takes {raw_ms!r} ms; pass times must be finite and not negative")
             if len(self._cache) >= _CACHED_DURATIONS:
                 self._cache.clear()
             found = self._cache[key] = scaled_ms(raw_ms, ratio)
         return found
+
+
+def _built_in(config: RankConfig) -> PassTimes:
+    if isinstance(config.timing, FixedTiming):
+        return _FixedTimes(config.timing)
+    if isinstance(config.timing, PolynomialTiming):
+        return _PolynomialTimes(config.gpu_blocks * config.block_size_tokens)
+    raise InvariantViolation(f"nobody answers for {config.timing!r}")
+
+
+@attrs.frozen
+class _FixedTimes:
+    timing: FixedTiming
+
+    def prefill_ms(self, requests: int, prompt_tokens: int, prefix_tokens: int) -> float:
+        return self.timing.prefill_ms
+
+    def decode_ms(self, requests: int, known_tokens: int) -> float:
+        return self.timing.decode_ms
+
+
+@attrs.frozen
+class _PolynomialTimes:
+    capacity_tokens: int
+
+    def prefill_ms(self, requests: int, prompt_tokens: int, prefix_tokens: int) -> float:
+        return polynomial_prefill_ms(requests, prompt_tokens, prefix_tokens)
+
+    def decode_ms(self, requests: int, known_tokens: int) -> float:
+        return polynomial_decode_ms(known_tokens, self.capacity_tokens)
 
 
 def polynomial_prefill_ms(requests: int, prompt_tokens: int, prefix_tokens: int) -> float:
@@ -101,6 +151,7 @@ def polynomial_decode_ms(known_tokens: int, capacity_tokens: int) -> float:
 
 __all__ = [
     "PassTimer",
+    "PassTimes",
     "PolynomialTiming",
     "nearest_ns",
     "polynomial_decode_ms",

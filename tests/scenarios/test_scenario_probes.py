@@ -42,7 +42,7 @@ SAID: dict[str, tuple[str, Any]] = {
     "engine.emit_kv_token_ids without emit_kv_events": ("emit_kv_token_ids", True),
     "timing fixed without decode_ms": ("timing.decode_ms", None),
     "timing fixed negative": ("timing.prefill_ms", -1.0),
-    "timing unknown": ("timing.type", "table"),
+    "timing unknown": ("timing.path", None),  # table is a type of ours, and needs one
     "timing external unknown": ("timing.type", "external"),
     "num_workers 0": ("aggregated.parallelism.replicas", 0),
     "replay_concurrency 0": ("traffic.load.concurrency", 0),

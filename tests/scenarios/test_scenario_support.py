@@ -36,8 +36,9 @@ BAD: dict[str, Any] = {
     "engine.model": None,
     "engine.workers.*.parallelism.replicas": 0,
     "engine.workers.*.parallelism.attention_data": 2,
-    "engine.workers.*.timing.type": "default",
-    "engine.workers.*.kv_cache.capacity.type": "default",
+    "engine.backend_version": "0.24.0",
+    **{f"engine.{part}_quant_mode": "fp8" for part in ("gemm", "moe", "fmha", "kvcache", "comm")},
+    **{f"engine.workers.*.parallelism.{key}": 2 for key in ("moe_tensor", "moe_expert")},
     "traffic.source.format": "dynamo",
     "traffic.stop.max_virtual_time_seconds": 1.0,
     "traffic.stop.max_virtual_time_ms": 1.0,
@@ -72,10 +73,7 @@ INACTIVE: dict[str, list[Any]] = {
     "engine.workers.*.kv_cache.capacity.cuda_graph_reserved_bytes": [0],
     "engine.workers.*.scheduler.prefill_schedule_interval": [1],
     "engine.workers.*.scheduler.prefill_decode_interval": [0],
-    **{
-        f"engine.workers.*.parallelism.{key}": [1]
-        for key in ("pipeline", "moe_tensor", "moe_expert", "prefill_context", "decode_context")
-    },
+    **{f"engine.workers.*.parallelism.{key}": [1] for key in ("pipeline", "prefill_context", "decode_context")},
     "traffic.source.cached_prefix_tokens": [0],
     "traffic.load.agentic_warmup": [False],
     "traffic.load.agentic_warmup_policy": ["repeated_prefixes"],
@@ -145,12 +143,12 @@ class TestRows:
         assert len(RULES) == len(support.RULES)
         assert {rule.gate for rule in support.RULES} == {"agentic-g2", "general"}
 
-    def test_leaving_out_what_has_an_unsupported_default_is_refused_with_a_hint(self) -> None:
-        for key, hint in (("timing", "leaves the type out"), ("kv_cache", "leaves the type out")):
-            error = refusal(changed(aggregated(), {f"engine.workers.aggregated.{key}": GONE}))
-            assert "not supported: " in str(error)
-            assert "got 'default'" in str(error)
-            assert hint in str(error)
+    @pytest.mark.parametrize(("key", "asker"), [("timing", "timing"), ("kv_cache", "kv_cache.capacity")])
+    def test_leaving_out_what_has_a_default_that_needs_a_model_says_so(self, key: str, asker: str) -> None:
+        error = refusal(changed(aggregated(), {f"engine.workers.aggregated.{key}": GONE}))
+        assert error.field == "engine.model"
+        assert f"missing, and engine.workers.aggregated.{asker}.type default needs it" in str(error)
+        assert "default is what a scenario gets that leaves the type out" in str(error)
 
     def test_zero_is_not_false(self) -> None:
         assert refusal(changed(aggregated(), {"engine.decoder_replay": 0})).field == "engine.decoder_replay"

@@ -157,11 +157,11 @@ def test_each_half_of_a_pass_has_its_own_speed_up() -> None:
     """Prefill is divided by speedup_ratio, decode by its product with decode_speedup_ratio; product 0 is unscaled."""
     fixed = FixedTiming(prefill_ms=3.0, decode_ms=4.0)
     both = timer(fixed, speedup_ratio=2.0, decode_speedup_ratio=4.0)
-    assert (both.prefill_ms(1, 8, 0), both.decode_ms(8)) == (1.5, 0.5)
+    assert (both.prefill_ms(1, 8, 0), both.decode_ms(1, 8)) == (1.5, 0.5)
     none = timer(fixed, speedup_ratio=2.0, decode_speedup_ratio=0.0)
-    assert (none.prefill_ms(1, 8, 0), none.decode_ms(8)) == (1.5, 4.0)
+    assert (none.prefill_ms(1, 8, 0), none.decode_ms(1, 8)) == (1.5, 4.0)
     unscaled = timer(fixed, speedup_ratio=0.0, decode_speedup_ratio=4.0)
-    assert (unscaled.prefill_ms(1, 8, 0), unscaled.decode_ms(8)) == (3.0, 4.0)
+    assert (unscaled.prefill_ms(1, 8, 0), unscaled.decode_ms(1, 8)) == (3.0, 4.0)
 
 
 @given(known_tokens=st.integers(min_value=0, max_value=300), ratio=st.floats(min_value=0.1, max_value=10.0))
@@ -171,5 +171,5 @@ def test_a_timer_scales_the_polynomial_and_remembers_right(known_tokens: int, ra
     decode_ms = oracle_scaled(polynomial_decode_ms(known_tokens, 100), ratio)
     prefill_ms = oracle_scaled(polynomial_prefill_ms(1, known_tokens, 0), ratio)
     for _ in range(2):
-        assert one.decode_ms(known_tokens) == decode_ms
+        assert one.decode_ms(1, known_tokens) == decode_ms
         assert one.prefill_ms(1, known_tokens, 0) == prefill_ms
