@@ -49,7 +49,13 @@ class TrioDriver:
     def run(self) -> None:
         """Run to the end on a virtual clock. Raises whatever an actor or the kernel raised."""
         clock = VirtualClock(lambda: self._kernel.now_ms, self._stalled)
-        trio.run(self.run_async, clock=clock)
+        try:
+            trio.run(self.run_async, clock=clock)
+        except BaseExceptionGroup as group:
+            # Ctrl-C strikes any task, at any line; outside a turn the nursery wraps it.
+            if group.subgroup(KeyboardInterrupt) is not None:
+                raise KeyboardInterrupt from group
+            raise
 
     async def run_async(self) -> None:
         error: BaseException | None = None
@@ -85,8 +91,11 @@ class TrioDriver:
             except trio.Cancelled:
                 raise
             except BaseException as error:
-                self._main.fail(error)
-                return
+                if self._main.parked:
+                    self._main.fail(error)
+                elif isinstance(error, KeyboardInterrupt):
+                    raise
+                return  # else the run is ending for another reason, and this is what comes of it
 
     async def _take_turns(self, slot: Slot, envelope: Envelope) -> None:
         kernel = self._kernel

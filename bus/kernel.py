@@ -16,6 +16,7 @@ this one had an effect or left a message for it, else at the next instant.
 from __future__ import annotations
 
 import heapq
+import math
 import types
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -143,7 +144,10 @@ class Port:
         return self._kernel.phase
 
     def send(self, to: str, message: Any, *, phase: int, at_ms: float | None = None) -> Envelope:
-        """Post a message for now or later. Raises: ProtocolError for an unknown actor or a time in the past."""
+        """Post a message for now or later.
+
+        Raises: ProtocolError for an unknown actor, or a time that is past or infinite.
+        """
         kernel = self._kernel
         return kernel.post(kernel.slot(to), message, phase, kernel.now_ms if at_ms is None else at_ms)
 
@@ -157,7 +161,8 @@ class Port:
         envelope.live = False
 
     def retry(self, message: Any, *, phase: int) -> None:
-        """Get ``message`` again, in ``phase``, once something else has had an effect."""
+        """Get ``message`` again, in ``phase``, once something else has had an effect; this turn then has had none."""
+        self._kernel.turn_has_effect = False
         self._kernel.retries.append(Envelope(self._slot, message, self._kernel.now_ms, phase))
 
     def no_effect(self) -> None:
@@ -273,12 +278,13 @@ class Kernel:
 
     def post(self, slot: Slot, message: Any, phase: int, time_ms: float) -> Envelope:
         now_ms = self.now_ms
-        if time_ms > now_ms:
+        if now_ms < time_ms < math.inf:
             round_idx = 0
         elif time_ms == now_ms:
             round_idx = self.round if phase >= self.phase else self.round + 1
         else:
-            raise ProtocolError(f"message for {slot.name} at {time_ms!r} ms, but it is {now_ms!r} ms")
+            problem = f"message for {slot.name} at {time_ms!r} ms, but it is {now_ms!r} ms"
+            raise ProtocolError(f"{problem}; allowed: that or a later, finite time")
         envelope = Envelope(slot, message, time_ms, phase)
         self._push(envelope, round_idx)
         return envelope

@@ -40,6 +40,16 @@ class _LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name.replace("-", "_"))
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read the output has gone; keep the interpreter from complaining when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        return result
+
 
 @click.group(cls=_LazyGroup, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
 @click.version_option(version("g2sim"), prog_name="g2sim", message="%(prog)s %(version)s")
@@ -54,9 +64,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of the ``g2sim`` command."""
     try:
         code: Any = cli.main(args=arguments, prog_name="g2sim", standalone_mode=False)
-        sys.stdout.flush()
     except SimError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), err=True)
         sys.exit(error.exit_code)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
@@ -66,10 +75,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read the output has gone; keep the interpreter from complaining when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)
 
 

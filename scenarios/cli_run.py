@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from g2sim.bus.errors import SimError
+from g2sim.bus.errors import ConfigError, SimError
 
 _RUNS = Path("runs")
 
@@ -45,11 +45,14 @@ def run(
     progress = None if quiet else _Progress()
     try:
         result = run_scenario(scenario, folder, overwrite=overwrite, verify=verify, progress=progress)
-    except SimError:
+    except SimError as error:
         if progress is not None:
             progress.done()
-        repeat = ["g2sim", "run", str(file), "--seed", str(scenario.seed), *(["--verify"] if verify else [])]
-        _note(False, f"to repeat: {shlex.join(repeat)}")
+        if not isinstance(error, ConfigError):
+            repeat = ["g2sim", "run", str(file), "--seed", str(scenario.seed), *(["--verify"] if verify else [])]
+            if out is not None:
+                repeat += ["--out", str(out), "--overwrite"]
+            error.add_note(f"to repeat: {shlex.join(repeat)}")
         raise
     if progress is not None:
         progress.done()

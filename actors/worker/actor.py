@@ -211,7 +211,7 @@ class WorkerActor:
         if not any(result.progress for _, result in results) and not self._has_news:
             port.no_effect()
             if self._ready:
-                # Nothing came of it: try again when something else has changed.
+                # Try again when something else has changed.
                 port.retry(_StartPass(), phase=Phase.START)
                 self._start_is_due = True
         for place, result in results:

@@ -512,6 +512,30 @@ def test_ctrl_c_at_any_moment_ends_a_run_with_keyboard_interrupt() -> None:
     assert not kernel.stopped_at_limit
 
 
+@pytest.mark.parametrize("parks", range(1, 6))
+def test_ctrl_c_between_turns_ends_a_run_with_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch, parks: int) -> None:
+    seen = 0
+    park = Handoff.park
+
+    async def interrupted(handoff: Handoff) -> Any:
+        nonlocal seen
+        seen += handoff.name != "driver"
+        if seen == parks:
+            seen += 1
+            signal.raise_signal(signal.SIGINT)
+        return await park(handoff)
+
+    def to_and_fro(message: str, port: Port) -> None:
+        port.send("a" if message == "b" else "b", "a" if message == "b" else "b", phase=0, at_ms=port.now_ms + 1.0)
+
+    kernel = bus(a=to_and_fro, b=to_and_fro)
+    kernel.time_limit_ms = 1e5
+    monkeypatch.setattr(Handoff, "park", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        TrioDriver(kernel).run()
+    assert not kernel.stopped_at_limit
+
+
 # ---- both drivers do the same ----
 
 

@@ -94,8 +94,8 @@ def test_an_unknown_recipient_is_refused_and_the_known_ones_are_listed() -> None
         kernel.subscribe("c", [Rang])
 
 
-@pytest.mark.parametrize("at_ms", [4.0, math.nextafter(5.0, 0.0), -1.0, -math.inf, math.nan])
-def test_a_message_for_the_past_is_refused_with_actor_and_both_times(at_ms: float) -> None:
+@pytest.mark.parametrize("at_ms", [4.0, math.nextafter(5.0, 0.0), -1.0, -math.inf, math.nan, math.inf])
+def test_a_message_for_the_past_or_for_never_is_refused_with_actor_and_both_times(at_ms: float) -> None:
     kernel = bus(a=lambda message, port: port.send_self("late", phase=0, at_ms=at_ms))
     post(kernel, "a", "go", at_ms=5.0)
     with pytest.raises(ProtocolError, match=r"message for a at .* ms, but it is 5\.0 ms") as caught:
@@ -163,7 +163,6 @@ def test_a_retry_without_any_effect_ends_in_a_deadlock_not_in_a_loop() -> None:
 
     def try_again(message: Any, port: Port) -> None:
         turns.append(port.now_ms)
-        port.no_effect()
         port.retry("again", phase=0)
 
     kernel.register("a", Script(try_again, waiting=["a seat"]))
@@ -386,7 +385,6 @@ def tries(kernel: Kernel, seen: list[Any], *, phase: int) -> Receive:
 
     def receive(message: Any, port: Port) -> None:
         seen.append((message, kernel.now_ms, kernel.round, kernel.phase))
-        port.no_effect()
         port.retry("again", phase=phase)
 
     return receive

@@ -14,6 +14,7 @@ import yaml
 from conftest import Cli
 
 from g2sim.bus.log import LogReader
+from g2sim.scenarios import run as _events_of_runs  # noqa: F401  (a reader knows the events that are imported)
 
 SMALL = {
     "engine": {
@@ -149,6 +150,7 @@ def test_existing_output_is_kept_unless_overwritten(g2sim: Cli, tmp_path: Path) 
     refused = g2sim("run", scenario, "--out", out, "--seed", 9)
     assert refused.returncode == 2
     assert "--overwrite" in refused.stderr
+    assert "to repeat" not in refused.stderr
     assert (out / "events.g2log").read_bytes() == before
     assert g2sim("run", scenario, "--out", out, "--seed", 9, "--overwrite").returncode == 0
     assert (out / "events.g2log").read_bytes() != before
@@ -174,7 +176,7 @@ def test_a_deadlock_exits_1_names_who_waits_and_leaves_a_log_that_says_why(g2sim
     assert done.returncode == 1
     assert "deadlock" in done.stderr
     assert "request 0 waits for a pass with a budget of 64 tokens; the budget is 32" in done.stderr
-    assert f"to repeat: g2sim run {scenario} --seed 0" in done.stderr
+    assert done.stderr.endswith(f"\nto repeat: g2sim run {scenario} --seed 0 --out {out} --overwrite\n")
     assert [item.name for item in out.iterdir()] == ["events.g2log"]
     told = g2sim("report", out)
     assert told.returncode == 1
@@ -214,5 +216,5 @@ def test_a_closed_pipe_is_no_error(g2sim: Cli, tmp_path: Path) -> None:
     assert g2sim("run", write(tmp_path / "s.yaml", SMALL), "--out", out).returncode == 0
     command = f"{sys.executable} -m g2sim.scenarios.cli report {out} --json | true"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr
-    assert "Error" not in done.stderr
+    assert done.returncode == 0
+    assert done.stderr == ""
