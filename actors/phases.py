@@ -37,3 +37,5 @@ class Phase(enum.IntEnum):
     """Ranks queue them."""
     START = 11
     """Idle workers start passes, one pass at a time, the first ready worker first."""
+    SCRIPT = 12
+    """A scripted scenario goes on, with all of the round behind it."""

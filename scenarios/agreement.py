@@ -261,7 +261,7 @@ class _Agreement:
             stop["max_virtual_time_ms"] = seconds * 1000.0
         if traffic["source"]["type"] == "trace":
             self.trace(traffic["source"], traffic["load"], stop)
-        else:
+        elif traffic["source"]["type"] != "script":
             traffic["count"] = self.synthetic(traffic["source"], traffic["load"], stop)
 
     def trace(self, source: Values, load: Values, stop: Values) -> None:

@@ -26,6 +26,8 @@ def run(
 ) -> None:
     """Run the scenario in FILE and print its report.
 
+    FILE is a scenario (YAML, or JSON), or a Python file with a scripted scenario, whose code is run.
+
     Writes a run folder with the event log (events.g2log), the report (report.json) and one line a request
     (requests.jsonl).
 
@@ -37,14 +39,20 @@ def run(
     from g2sim.scenarios.run import run_scenario
     from g2sim.scenarios.schema import load_scenario
 
-    scenario = load_scenario(file)
+    script = None
+    if file.suffix == ".py":
+        from g2sim.scenarios.script import load_script
+
+        scenario, script = load_script(file)
+    else:
+        scenario = load_scenario(file)
     if seed is not None:
         scenario = attrs.evolve(scenario, seed=seed)
     folder = out if out is not None else _free_folder(_RUNS / scenario.name, overwrite)
     _note(quiet, f"{scenario.name}: seed {scenario.seed}, run folder {folder}")
     progress = None if quiet else _Progress()
     try:
-        result = run_scenario(scenario, folder, overwrite=overwrite, verify=verify, progress=progress)
+        result = run_scenario(scenario, folder, overwrite=overwrite, verify=verify, progress=progress, script=script)
     except SimError as error:
         if progress is not None:
             progress.done()

@@ -210,8 +210,10 @@ _SOURCE = Variants(
                 ),
             ),
         ),
+        "script": section(Field("path", text("a path"))),
     },
     default="synthetic",
+    hidden=("script",),
 )
 
 _SLA = section(*(Field(key, or_null(_POSITIVE), None) for key in ("ttft_ms", "itl_ms", "e2e_ms")), nullable=True)

@@ -31,8 +31,9 @@ from g2sim.scenarios.pass_times import open_pass_times
 from g2sim.scenarios.report import Report, ReportFold, RunInfo, report_text, row_text
 from g2sim.scenarios.run_folder import LOG_NAME, REPORT_NAME, ROWS_NAME, log_file
 from g2sim.scenarios.schema import Scenario
+from g2sim.scenarios.script import Script, ScriptActor, ScriptedCluster
 from g2sim.scenarios.state_fold import Verifier
-from g2sim.scenarios.traffic_source import open_traffic
+from g2sim.scenarios.traffic_source import Traffic, open_traffic
 
 Progress = Callable[[float, int, int, int | None], None]
 """Called now and then with: virtual time [ms], requests arrived, requests ended, requests in all (None = unknown)."""
@@ -72,6 +73,7 @@ def run_scenario(
     on_row: Callable[[dict[str, Any]], None] | None = None,
     on_record: Callable[[Record], None] | None = None,
     driver: type[TrioDriver] | type[InlineDriver] = TrioDriver,
+    script: Script | None = None,
 ) -> RunResult:
     """Run a scenario and write its run folder.
 
@@ -82,13 +84,18 @@ def run_scenario(
         progress: see ``Progress``.
         on_row, on_record: take each request's row and each record, as they go into the files.
         driver: how actors are executed; the result is the same.
+        script: submits the requests, instead of the scenario's traffic.
     Raises: ConfigError for bad input or an output that is in the way, Deadlock and other SimErrors for a failed run.
     """
-    traffic = open_traffic(scenario)
+    scripted = None if script is None else ScriptedCluster(scenario)
+    traffic = open_traffic(scenario) if scripted is None else Traffic(driver=scripted)
     sources = open_pass_times(scenario.deployment, scenario.base_dir)
     notes = (*traffic.notes, *sources.notes)
     cluster = build_cluster(scenario.deployment, traffic.driver, seed=scenario.seed, pass_times=sources.of_role)
     kernel = cluster.kernel
+    actor = None
+    if script is not None and scripted is not None:
+        actor = ScriptActor(script, scripted)
     verifier = Verifier(cluster.workers, cluster.host_pools) if verify else None
     outputs = _Outputs(folder, overwrite)
     try:
@@ -96,6 +103,8 @@ def run_scenario(
 
         def add_row(row: dict[str, Any]) -> None:
             outputs.add_row(row)
+            if scripted is not None:
+                scripted.take_row(row)
             if on_row is not None:
                 on_row(row)
 
@@ -110,9 +119,13 @@ def run_scenario(
             kernel.add_sink(on_record)
         if progress is not None:
             kernel.add_sink(_ProgressSink(progress, traffic.driver.total_requests))
+        if actor is not None:
+            actor.install(cluster)
         kernel.publish(RUN_SOURCE, RunStarted(agentic=traffic.agentic, play_ids=traffic.play_ids, notes=notes))
         try:
             driver(kernel).run()
+            if actor is not None:
+                actor.finish()
             if verifier is not None:
                 verifier.finish()
         except ConfigError:
@@ -127,6 +140,9 @@ def run_scenario(
     except BaseException:
         outputs.discard()
         raise
+    finally:
+        if actor is not None:
+            actor.close()
     return RunResult(
         report=report,
         digest=digest,

@@ -109,6 +109,13 @@ class SyntheticSessionSource:
 
 
 @attrs.frozen(kw_only=True)
+class ScriptSource:
+    """Requests that a Python function submits (``g2sim.scenarios.script``); ``path``: its file, for people."""
+
+    path: str
+
+
+@attrs.frozen(kw_only=True)
 class ConcurrencyLoad:
     """A closed loop: at most ``concurrency`` requests (or sessions, if there are any) are open."""
 
@@ -138,7 +145,7 @@ class TimestampsLoad:
     agentic_lanes: int | None = None
 
 
-Source = TraceSource | SyntheticSource | SyntheticSessionSource
+Source = TraceSource | SyntheticSource | SyntheticSessionSource | ScriptSource
 Load = ConcurrencyLoad | PoissonLoad | ConstantRateLoad | TimestampsLoad
 
 
@@ -398,6 +405,8 @@ def _plain_worker(pool: PoolConfig) -> dict[str, Any]:
 def _source(source: Mapping[str, Any]) -> Source:
     if source["type"] == "trace":
         return TraceSource(**_given(source, _TRACE_KEYS))
+    if source["type"] == "script":
+        return ScriptSource(path=source["path"])
     if source["type"] == "synthetic":
         return SyntheticSource(input_tokens=source["input_tokens"], output_tokens=source["output_tokens"])
     return SyntheticSessionSource(**{key: source[key] for key in _SESSION_LENGTHS}, **source["session"])
@@ -419,6 +428,8 @@ def _plain_traffic(traffic: TrafficConfig, max_virtual_time_ms: float | None) ->
     plain_source: dict[str, Any]
     if isinstance(source, TraceSource):
         plain_source = {"type": "trace", **_taken(source, _TRACE_KEYS), "paths": [source.path]}
+    elif isinstance(source, ScriptSource):
+        plain_source = {"type": "script", "path": source.path}
     elif isinstance(source, SyntheticSource):
         plain_source = {"type": "synthetic", **attrs.asdict(source)}
     else:

@@ -19,6 +19,7 @@ from g2sim.scenarios.schema import (
     ConcurrencyLoad,
     ConstantRateLoad,
     Scenario,
+    ScriptSource,
     SyntheticSource,
     TimestampBasis,
     TimestampsLoad,
@@ -46,6 +47,9 @@ class Traffic:
 def open_traffic(scenario: Scenario) -> Traffic:
     """Read what the scenario's traffic needs. Raises: ConfigError for a bad trace, with file and line."""
     source = scenario.traffic.source
+    if isinstance(source, ScriptSource):
+        problem = "a script's requests come from its run, not from a scenario file"
+        raise ConfigError("traffic.source.type", problem=problem, got="script", hint="g2sim run FILE.py")
     if isinstance(source, TraceSource):
         return _trace(scenario, source)
     if isinstance(source, SyntheticSource):
