@@ -73,14 +73,20 @@ class ScriptedRequest:
 
     Attributes:
         number: its number in events and reports, None until it is released.
-        row: its line of requests.jsonl, None until it has ended.
     """
 
     def __init__(self, cluster: ScriptedCluster, key: int) -> None:
         self._cluster = cluster
         self._key = key
+        self._row: dict[str, Any] | None = None
         self.number: int | None = None
-        self.row: dict[str, Any] | None = None
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Its line of requests.jsonl. Raises: AssertionError if it has not ended."""
+        if self._row is None:
+            raise AssertionError(f"request {self.number} has not ended")
+        return self._row
 
     async def admitted(self) -> RequestAdmitted:
         """Wait until a rank has taken it from its queue for the first time (or return at once); the event."""
@@ -90,8 +96,6 @@ class ScriptedRequest:
     async def end(self) -> dict[str, Any]:
         """Wait until it has ended (or return at once); its row."""
         await self._past_or_next(RequestEnded)
-        if self.row is None:
-            raise AssertionError(f"request {self.number} has ended without a row")
         return self.row
 
     async def _past_or_next(self, kind: type[Any]) -> Any:
@@ -299,7 +303,7 @@ class ScriptedCluster:
 
     def take_row(self, row: dict[str, Any]) -> None:
         """Give a request that has ended its row."""
-        self._released[row["request"]].row = row
+        self._released[row["request"]]._row = row
 
 
 class ScriptActor:

@@ -149,6 +149,8 @@ def test_requests_are_served_and_their_rows_come_back() -> None:
         told.append((row["terminal_status"], row["output_length"], cluster.now_ms))
         later = cluster.submit([1, 2, 3, 4], at_ms=50.0)
         assert later.number is None
+        with pytest.raises(AssertionError, match="has not ended"):
+            assert later.row
         await cluster.idle()
         told.append((later.number, later.row["arrival_time_ms"], later.row["reused_input_tokens"]))
         assert await later.end() is later.row
