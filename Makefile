@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 REFERENCE := build/reference
 TYPES := build/types/g2sim
 
-.PHONY: demo test check differential reference install clean
+.PHONY: demo test check differential swarm reference install clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/g2sim run scenarios/library/agentx-g2-shared.yaml
@@ -23,6 +23,10 @@ SEEDS = --reference $(REFERENCE)/bin/python --count $(COUNT) $(if $(FIRST),--fir
 differential: $(VENV)/test-installed $(REFERENCE)/installed
 	$(PY) tests/differential/run.py $(SEEDS)
 	$(PY) tests/differential/run_router.py $(SEEDS)
+
+# Random runs with every audit on; COUNT and FIRST as above.
+swarm: $(VENV)/test-installed
+	$(PY) tests/swarm/swarm.py --count $(COUNT) $(if $(FIRST),--first $(FIRST))
 
 reference: $(REFERENCE)/installed
 
