@@ -133,6 +133,10 @@ class LogDamaged(SimError):
         super().__init__(f"{path}: record {record_idx} at byte {byte_offset}: {problem}")
 
 
+class OutputFailed(SimError):
+    """A file that is being written takes nothing more: the disk is full, or it was taken away."""
+
+
 class LogMismatch(SimError):
     """Live state and the fold of the log differ, or two logs that must be equal are not."""
 

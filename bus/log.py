@@ -32,7 +32,7 @@ import attrs
 import xxhash
 
 from g2sim.bus.codec import PayloadRefused, ValueRefused, decode, encode
-from g2sim.bus.errors import ConfigError, LogDamaged, ProtocolError, SimError, shorten
+from g2sim.bus.errors import ConfigError, LogDamaged, OutputFailed, ProtocolError, SimError, shorten
 from g2sim.bus.events import BY_TAG, EventType, Record
 
 # As PNG's: a byte with the high bit set, a name, CR LF, the DOS end of file, LF. A copy that strips the eighth bit or
@@ -199,13 +199,17 @@ class LogWriter:
             "last_draws": dict(sorted((last_draws or {}).items())),
         }
         self._add_frame(_encode_map("end record", end), "end record")
+        self.flush()
+        self._close(ProtocolError(f"{self._path}: the log is finished, nothing can be added"))
+        return digest
+
+    def flush(self) -> None:
+        """Hand every record so far to the file's system. Raises: SimError if the file cannot be written."""
         self._write_pending()
         try:
             self._file.flush()
         except (OSError, ValueError) as failure:
             self._fail(f"cannot flush the log after byte {self._written_bytes}", failure)
-        self._close(ProtocolError(f"{self._path}: the log is finished, nothing can be added"))
-        return digest
 
     def _add_frame(self, payload: bytes, what: str) -> None:
         size = len(payload)
@@ -234,7 +238,7 @@ class LogWriter:
         self._digest.update(chunk)
 
     def _fail(self, problem: str, failure: Exception) -> NoReturn:
-        error = SimError(f"{self._path}: {problem}: {_reason(failure)}")
+        error = OutputFailed(f"{self._path}: {problem}: {_reason(failure)}")
         self._close(error)
         raise error from failure
 

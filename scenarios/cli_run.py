@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from g2sim.bus.errors import ConfigError, SimError
+from g2sim.bus.errors import ConfigError, OutputFailed, SimError
 
 _RUNS = Path("runs")
 
@@ -56,7 +56,7 @@ def run(
     except SimError as error:
         if progress is not None:
             progress.done()
-        if not isinstance(error, ConfigError):
+        if not isinstance(error, ConfigError | OutputFailed):
             repeat = ["g2sim", "run", str(file), "--seed", str(scenario.seed), *(["--verify"] if verify else [])]
             if out is not None:
                 repeat += ["--out", str(out), "--overwrite"]

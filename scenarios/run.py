@@ -4,14 +4,15 @@ Owns: what a run folder holds and how it appears (whole, or not at all). Refuses
 
 A run folder holds ``events.g2log``, ``requests.jsonl`` and ``report.json``. It is written beside its final place, under
 the name ``<folder>.partial``, and renamed when it is whole. A run that fails leaves its log, which says why; a run that
-is killed leaves ``<folder>.partial``, whose log is good up to its last whole record.
+is killed, or finds the disk full, leaves ``<folder>.partial``, whose log is good up to its last whole record.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ import attrs
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.worker.events import RequestEnded
 from g2sim.bus.drivers import InlineDriver, TrioDriver
-from g2sim.bus.errors import ConfigError, InvariantViolation, LogDamaged, SimError
+from g2sim.bus.errors import ConfigError, InvariantViolation, LogDamaged, OutputFailed, SimError
 from g2sim.bus.events import Record
 from g2sim.bus.kernel import Kernel
 from g2sim.bus.log import LogReader, LogWriter
@@ -128,7 +129,7 @@ def run_scenario(
                 actor.finish()
             if verifier is not None:
                 verifier.finish()
-        except ConfigError:
+        except (ConfigError, OutputFailed):
             raise
         except SimError as error:
             outputs.fail(str(error), kernel)
@@ -137,6 +138,9 @@ def run_scenario(
         cluster.publish_end(late_notes)
         report = fold.finish()
         digest = outputs.finish(report, kernel)
+    except OutputFailed as error:
+        outputs.leave(error)
+        raise
     except BaseException:
         outputs.discard()
         raise
@@ -248,13 +252,15 @@ class _Outputs:
 
     def add_row(self, row: dict[str, Any]) -> None:
         if self._log is not None:
-            self._rows.write(row_text(row))
+            with _written(self._partial / ROWS_NAME):
+                self._rows.write(row_text(row))
 
     def finish(self, report: Report, kernel: Kernel) -> str | None:
         """Write what is left and put the folder in its place. Returns the log's digest."""
         if self._log is None:
             return None
-        (self._partial / REPORT_NAME).write_text(report_text(report), encoding="utf-8")
+        with _written(self._partial / REPORT_NAME):
+            (self._partial / REPORT_NAME).write_text(report_text(report), encoding="utf-8")
         digest = self._end_log("finished", None, kernel)
         self._put_in_place()
         return digest
@@ -267,9 +273,19 @@ class _Outputs:
         (self._partial / ROWS_NAME).unlink()
         self._put_in_place()
 
+    def leave(self, error: OutputFailed) -> None:
+        """Leave what could be written as it is, and say where."""
+        with suppress(OSError, SimError):
+            if self._log is not None:
+                self._log.flush()
+        with suppress(OSError):
+            self._files.close()
+        error.add_note(f"what was written until then: g2sim report {shlex.quote(str(self._partial))}")
+
     def discard(self) -> None:
         """Leave nothing behind."""
-        self._files.close()
+        with suppress(OSError):  # what a file still holds need not fit
+            self._files.close()
         if self._made:
             shutil.rmtree(self._partial, ignore_errors=True)
 
@@ -279,7 +295,8 @@ class _Outputs:
         draws = {name: stream.draws for name, stream in kernel.streams.items()}
         last_draws = {name: stream.fingerprint() for name, stream in kernel.streams.items()}
         digest = self._log.finish(status, error, draws, last_draws)
-        self._files.close()
+        with _written(self._partial):
+            self._files.close()
         return digest
 
     def _put_in_place(self) -> None:
@@ -288,6 +305,14 @@ class _Outputs:
         if self._overwrite and self._folder.exists():
             shutil.rmtree(self._folder)
         self._partial.rename(self._folder)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise OutputFailed(f"{path}: cannot be written: {problem.strerror or problem}") from problem
 
 
 def _check_room(folder: Path, overwrite: bool) -> None:
