@@ -105,7 +105,7 @@ def float_of_bits(bits: int) -> float:
     ],
 )
 def test_a_value_that_cannot_come_back_is_refused_where_it_stands(value: Any, text: str) -> None:
-    """Refused when written, with the way to the offending value."""
+    """F89. Refused when written, with the way to the offending value."""
     with pytest.raises(ValueRefused) as caught:
         encode(value)
     assert str(caught.value).startswith(text)

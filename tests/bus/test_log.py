@@ -199,7 +199,7 @@ def expected_at_cut(data: bytes, cut: int) -> tuple[int, int, str]:
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_log_cut_at_any_byte_gives_its_whole_records_and_says_where_it_ends(read_bytes: ReadBytes, raw: bool) -> None:
-    """Every cut: exactly the whole records before it, then the right number, offset and problem; never silence."""
+    """F88. Every cut: exactly the whole records before it, then the right number, offset and problem; never silence."""
     data = log_bytes()
     whole = read_bytes(data, raw=raw).items
     for cut in range(len(data)):

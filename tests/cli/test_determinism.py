@@ -10,7 +10,7 @@ from test_cli_run import SMALL, changed
 
 
 def test_ten_processes_with_ten_hash_seeds_write_one_log(g2sim: Cli, demo: Path, tmp_path: Path) -> None:
-    """trio shuffles its task order in each of them."""
+    """F83, F84: trio shuffles its task order in each of them, and text has another hash."""
     logs = set()
     for hash_seed in range(10):
         out = tmp_path / str(hash_seed)

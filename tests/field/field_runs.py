@@ -92,19 +92,20 @@ def simulate(
     router: Values | None = None,
     out: Path | None = None,
     seed: int = 0,
-    block: int = BLOCK,
+    block: int | None = BLOCK,
+    trace_format: str = "mooncake",
     **workers: Values,
 ) -> Ran:
-    """Runs Mooncake rows, live state checked against the log at every pass end. Keywords: role -> its worker."""
+    """Runs the rows of a trace, live state checked against the log at every pass end. Keywords: role -> its worker."""
     (folder / "trace.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     mode = "disaggregated" if "prefill" in workers else "aggregated"
     values = {
         "name": "field",
         "seed": seed,
-        "engine": {"mode": mode, "workers": workers},
+        "engine": {"mode": mode, "workers": workers, "model": "m"},
         "router": router or {},
         "traffic": {
-            "source": {"type": "trace", "format": "mooncake", "paths": ["trace.jsonl"], "block_size": block},
+            "source": {"type": "trace", "format": trace_format, "paths": ["trace.jsonl"], "block_size": block},
             "load": load or {"type": "trace_timestamps"},
         },
     }
