@@ -22,6 +22,8 @@ INTERRUPTED = 130
 COMMANDS = {
     "run": "g2sim.scenarios.cli_run",
     "report": "g2sim.scenarios.cli_run",
+    "view": "g2sim.scenarios.cli_view",
+    "timeline": "g2sim.scenarios.cli_view",
     "validate": "g2sim.scenarios.cli_streams",
     "rules": "g2sim.scenarios.cli_streams",
     "record": "g2sim.scenarios.cli_streams",

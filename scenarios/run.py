@@ -170,12 +170,23 @@ class LogReport:
     failure: str | None
 
 
-def report_of_log(path: Path, on_row: Callable[[dict[str, Any]], None] | None = None) -> LogReport:
+def scenario_of_log(path: Path) -> Scenario:
+    """What was run, from the header of the log that ``path`` means. Raises: as ``report_of_log``."""
+    with LogReader(log_file(path)) as reader:
+        return Scenario.from_resolved(reader.header.scenario)
+
+
+def report_of_log(
+    path: Path,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
+    on_record: Callable[[Record], None] | None = None,
+) -> LogReport:
     """The report of a run, rebuilt from its log alone.
 
     Args:
         path: the log, or the run folder that holds it.
         on_row: takes the row of each request, as it went into ``requests.jsonl``.
+        on_record: takes each record, after the report has.
     Raises: ConfigError if there is no log at ``path``; LogDamaged if not even its header can be read.
     """
     damage: LogDamaged | None = None
@@ -186,6 +197,8 @@ def report_of_log(path: Path, on_row: Callable[[dict[str, Any]], None] | None = 
         try:
             for record in reader:
                 fold.apply(record)
+                if on_record is not None:
+                    on_record(record)
         except LogDamaged as error:
             damage = error
         end = reader.end

@@ -1,0 +1,43 @@
+"""Files that a command writes: whole or not at all, and never over another one unasked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from g2sim.bus.errors import ConfigError
+
+_OPTION = "--out"
+
+
+@contextmanager
+def new_text_file(path: Path, *, overwrite: bool) -> Iterator[TextIO]:
+    """Opens a UTF-8 file that takes its place at ``path`` when the block ends without an error.
+
+    It is written as ``<path>.partial``.
+    Raises: ConfigError if ``path`` exists and ``overwrite`` is not set, or if it cannot be written.
+    """
+    check_new_file(path, overwrite=overwrite)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        file = partial.open("w", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ConfigError(_OPTION, problem=f"cannot be written ({error.strerror})", got=str(path)) from None
+    try:
+        with file:
+            yield file
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def check_new_file(path: Path, *, overwrite: bool) -> None:
+    """Raises: ConfigError if a file may not be put at ``path``; to be called before work that takes long."""
+    if path.is_dir():
+        raise ConfigError(_OPTION, problem="is a folder", got=str(path), allowed="the name of a file")
+    if os.path.lexists(path) and not overwrite:
+        raise ConfigError(_OPTION, problem="exists already", got=str(path), hint="choose another, or add --overwrite")
