@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from g2sim.bus.errors import SimError
+from g2sim.bus.errors import ConfigError, SimError
+from g2sim.scenarios.run_folder import log_file
 
 if TYPE_CHECKING:
     from g2sim.scenarios.run import LogReport
@@ -43,13 +44,14 @@ def view(run_path: Path, out: Path | None, overwrite: bool) -> None:
 
     Example: g2sim view runs/demo
     """
-    from g2sim.scenarios.output_file import check_new_file, new_text_file
+    from g2sim.scenarios.output_file import new_text_file
+    from g2sim.scenarios.run import scenario_of_log
     from g2sim.scenarios.view.page import page_of_log
 
-    file = out if out is not None else _beside(run_path, "view.html")
-    check_new_file(file, overwrite=overwrite)
-    page, log = page_of_log(run_path)
+    scenario = scenario_of_log(run_path)
+    file = _output(run_path, out, "view.html")
     with new_text_file(file, overwrite=overwrite) as target:
+        page, log = page_of_log(run_path, scenario)
         target.write(page)
     _written(file, log)
 
@@ -65,17 +67,23 @@ def timeline(run_path: Path, out: Path | None, overwrite: bool) -> None:
     Example: g2sim timeline runs/demo --out demo-timeline.json
     """
     from g2sim.scenarios.output_file import new_text_file
+    from g2sim.scenarios.run import scenario_of_log
     from g2sim.scenarios.timeline import write_timeline
 
-    file = out if out is not None else _beside(run_path, "timeline.json")
+    scenario = scenario_of_log(run_path)
+    file = _output(run_path, out, "timeline.json")
     with new_text_file(file, overwrite=overwrite) as target:
-        log = write_timeline(run_path, target)
+        log = write_timeline(run_path, scenario, target)
     _written(file, log)
 
 
-def _beside(run: Path, name: str) -> Path:
-    """Where a file about a run goes: into its folder, or beside its log under the log's name."""
-    return run / name if run.is_dir() else run.with_suffix(f".{name}")
+def _output(run: Path, wanted: Path | None, name: str) -> Path:
+    """Where a file about a run goes: where it is wanted, else into its folder, or beside its log under the log's name."""
+    if wanted is None:
+        return run / name if run.is_dir() else run.with_suffix(f".{name}")
+    if wanted.exists() and wanted.samefile(log_file(run)):
+        raise ConfigError("--out", problem="is the log that is to be read", got=str(wanted))
+    return wanted
 
 
 def _written(file: Path, log: LogReport) -> None:

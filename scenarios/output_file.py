@@ -20,7 +20,10 @@ def new_text_file(path: Path, *, overwrite: bool) -> Iterator[TextIO]:
     It is written as ``<path>.partial``.
     Raises: ConfigError if ``path`` exists and ``overwrite`` is not set, or if it cannot be written.
     """
-    check_new_file(path, overwrite=overwrite)
+    if path.is_dir():
+        raise ConfigError(_OPTION, problem="is a folder", got=str(path), allowed="the name of a file")
+    if os.path.lexists(path) and not overwrite:
+        raise ConfigError(_OPTION, problem="exists already", got=str(path), hint="choose another, or add --overwrite")
     partial = path.with_name(f"{path.name}.partial")
     try:
         file = partial.open("w", encoding="utf-8", newline="\n")
@@ -33,11 +36,3 @@ def new_text_file(path: Path, *, overwrite: bool) -> Iterator[TextIO]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-
-
-def check_new_file(path: Path, *, overwrite: bool) -> None:
-    """Raises: ConfigError if a file may not be put at ``path``; to be called before work that takes long."""
-    if path.is_dir():
-        raise ConfigError(_OPTION, problem="is a folder", got=str(path), allowed="the name of a file")
-    if os.path.lexists(path) and not overwrite:
-        raise ConfigError(_OPTION, problem="exists already", got=str(path), hint="choose another, or add --overwrite")

@@ -3,12 +3,12 @@
 Owns: which tracks there are, and what stands on them. Refuses to know: what begins and ends a span (``spans``).
 
 Processes: one for each router, each worker (a thread a rank, with its passes), and each link. Transfers that overlap
-go on lanes of their own, since slices of one thread must nest. A request is an asynchronous track, one slice a phase, of the
-worker it is on. A flow leads from a request's placement by way of its transfers to the pass that made its
+go on lanes of their own, since slices of one thread must nest. A request is an asynchronous track, one slice a phase,
+in the worker it is on. A flow leads from a request's placement, by way of its transfers, to the pass that made its
 first token. Counters show G1 and G2 residency [blocks].
 
-Events are written in log order, so a slice stands where it ends; viewers order them by their time. ``ts`` and ``dur`` are
-microseconds, with three decimals: pass times are whole nanoseconds.
+Events are written in log order, so a slice stands where it ends; viewers order them by their time. ``ts`` and ``dur``
+are microseconds with three decimals: pass times are whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -20,24 +20,32 @@ from typing import Any, TextIO
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.router.events import RequestPlaced
 from g2sim.actors.traffic.events import RequestArrived
-from g2sim.scenarios.run import LogReport, report_of_log, scenario_of_log
+from g2sim.scenarios.run import LogReport, report_of_log
+from g2sim.scenarios.schema import Scenario
 from g2sim.scenarios.spans import STORE, Pass, SpanFold, SpanSink, Transfer, rank_name
 
 _ROLE_OF_POOL = {role.pool_name: role.value for role in WorkerRole}
 
 
-def write_timeline(path: Path, file: TextIO) -> LogReport:
-    """Write the trace of the run at ``path``, a run folder or a log. Returns what the log says of the run.
+def write_timeline(path: Path, scenario: Scenario, file: TextIO) -> LogReport:
+    """Write the trace of a run. Returns what its log says of it.
 
+    Args:
+        path: a run folder or a log.
+        scenario: what was run, see ``scenario_of_log``.
     Raises: as ``report_of_log``.
     """
-    scenario = scenario_of_log(path)
     sink = _Trace(file)
     spans = SpanFold(sink)
     file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
     log = report_of_log(path, on_record=spans.apply)
     spans.finish()
-    about = {"program": "g2sim", "version": log.report["version"], "scenario": scenario.name, "seed": log.report["seed"]}
+    about = {
+        "program": "g2sim",
+        "version": log.report["version"],
+        "scenario": scenario.name,
+        "seed": log.report["seed"],
+    }
     file.write(f'\n],"otherData":{_encode(about)}}}\n')
     return log
 

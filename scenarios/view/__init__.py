@@ -1,1 +1,1 @@
-"""The HTML page of a run: its data (``data``), and the page around them (``page``, ``page.html``, ``*.css``, ``*.js``)."""
+"""The HTML page of a run: what it shows (``data``), and the page around that (``page``, with its parts as files)."""

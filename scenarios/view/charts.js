@@ -1,9 +1,9 @@
 // The charts: each draws the visible stretch of the run into a canvas and tells what lies under the pointer.
 
 const GUTTER = 118, RIGHT = 10, AXIS = 20; // pixels left and right of the plot, and below it
-const LANES_HEIGHT = 440, LANE_MAX = 16, LANE_LABEL = 11; // pixels
+const LANES_HEIGHT = 440, LANE_MAX = 16, LANE_LEAST = 3, LANE_LABEL = 12; // pixels
+const TOKENS_MOST = 500; // of more requests, first tokens are not marked
 const LANES_PER_PIXEL = 4; // more lanes than this are thinned out
-const DOTS_SOFT = 3000; // placements from which on dots are drawn small and see-through
 
 function makeCharts(model, state, colour) {
   const R = model.requests;
@@ -112,24 +112,47 @@ function makeCharts(model, state, colour) {
     },
   };
 
-  // -- lanes
+  // -- lanes: a list of requests each. With room for it one request a lane, else a lane takes the next one when it is free.
 
-  const orders = {
-    arrival: (a, b) => a - b,
-    rank: (a, b) => R.rank[a] - R.rank[b] || a - b,
-    session: (a, b) => R.session[a] - R.session[b] || a - b,
-    ttft: (a, b) => R.ttft_us[b] - R.ttft_us[a] || a - b,
-  };
-  let shownLanes = { rows: [], pitch: 1, step: 1 };
+  const startOf = (r) => Math.min(R.arrival[r], R.phase_start_us[r]);
+  const groups = { arrival: () => 0, rank: (r) => R.rank[r], session: (r) => R.session[r], ttft: null };
+  const groupName = { arrival: () => "", rank: (r) => (R.rank[r] < 0 ? "no rank" : model.ranks[R.rank[r]].name),
+    session: (r) => (R.session[r] < 0 ? "" : model.sessions[R.session[r]]) };
+  let shown = { lanes: [], pitch: LANE_MAX, all: 0, step: 1, packed: false };
 
   function pickLanes() {
-    const rows = [];
-    for (let r = 0; r < model.count; r++)
-      if (visible(Math.min(R.arrival[r], R.phase_start_us[r]), R.until[r], state.view)) rows.push(r);
-    rows.sort(orders[state.order]);
-    const step = Math.max(1, Math.ceil(rows.length / (LANES_HEIGHT * LANES_PER_PIXEL)));
-    const kept = step === 1 ? rows : rows.filter((_, i) => i % step === 0);
-    shownLanes = { rows: kept, pitch: Math.min(LANE_MAX, LANES_HEIGHT / Math.max(kept.length, 1)), step, all: rows.length };
+    const rows = [], group = groups[state.order];
+    for (let r = 0; r < model.count; r++) if (visible(startOf(r), R.until[r], state.view)) rows.push(r);
+    if (group) rows.sort((a, b) => group(a) - group(b) || startOf(a) - startOf(b) || a - b);
+    else rows.sort((a, b) => R.ttft_us[b] - R.ttft_us[a] || a - b);
+    const packed = group !== null && rows.length * LANE_LEAST > LANES_HEIGHT;
+    const every = packed ? pack(rows, group) : rows.map((r) => [r]);
+    const step = Math.max(1, Math.ceil(every.length / (LANES_HEIGHT * LANES_PER_PIXEL)));
+    const lanes = step === 1 ? every : every.filter((_, i) => i % step === 0);
+    shown = { lanes, pitch: Math.min(LANE_MAX, LANES_HEIGHT / Math.max(lanes.length, 1)), all: rows.length, step, packed };
+  }
+
+  // Puts rows, which are sorted by group and start, on the lowest lane of their group that is free.
+  function pack(rows, group) {
+    const lanes = [];
+    for (let i = 0; i < rows.length;) {
+      const base = lanes.length, members = [];
+      for (const key = group(rows[i]); i < rows.length && group(rows[i]) === key; i++) members.push(rows[i]);
+      const byEnd = [...members].sort((a, b) => R.until[a] - R.until[b]), lane = new Map(), free = new Set();
+      let done = 0, lowest = base;
+      for (const r of members) {
+        for (; done < byEnd.length && R.until[byEnd[done]] <= startOf(r) && lane.has(byEnd[done]); done++) {
+          free.add(lane.get(byEnd[done]));
+          lowest = Math.min(lowest, lane.get(byEnd[done]));
+        }
+        while (lowest < lanes.length && !free.has(lowest)) lowest++;
+        if (lowest === lanes.length) lanes.push([]);
+        free.delete(lowest);
+        lane.set(r, lowest);
+        lanes[lowest].push(r);
+      }
+    }
+    return lanes;
   }
 
   const nameOf = (r) => {
@@ -137,58 +160,71 @@ function makeCharts(model, state, colour) {
     return [session, R.label[r]].filter(Boolean).join(" · ");
   };
 
+  function labelLanes(ctx, plot, bar) {
+    const { lanes, pitch, packed } = shown;
+    let free = 0; // where the next label has room
+    lanes.forEach((lane, i) => {
+      const text = packed ? groupName[state.order](lane[0]) : nameOf(lane[0]);
+      const isFirst = !packed || i === 0 || text !== groupName[state.order](lanes[i - 1][0]);
+      const y = i * pitch + Math.max(bar / 2, 6);
+      if (!isFirst || y < free || y > plot.height) return;
+      label(ctx, packed ? "" : `#${lane[0]} `, y, 10, text);
+      free = y + LANE_LABEL;
+    });
+  }
+
   const lanes = {
     id: "lanes", title: "Request lanes", legend: [...phaseLegend, ["ink", "first token", "dash"]],
     note: () => {
-      const { rows, all, step } = shownLanes;
-      return step > 1 ? `${whole(all)} requests here, every ${step}th drawn: zoom in for all` : `${whole(rows.length)} requests here`;
+      const { lanes: list, all, step, packed } = shown;
+      return `${whole(all)} requests here${packed ? `, packed into ${whole(list.length * step)} lanes` : ""}`
+        + `${step > 1 ? `, every ${step}th lane drawn` : ""}${packed ? ": zoom in for one lane each" : ""}`;
     },
     height() {
       pickLanes();
-      return Math.max(36, Math.round(shownLanes.rows.length * shownLanes.pitch));
+      return Math.max(36, Math.round(shown.lanes.length * shown.pitch));
     },
     draw(ctx, plot) {
-      const { rows, pitch } = shownLanes, bar = pitch >= 5 ? pitch - 2 : Math.max(pitch, 1);
+      const { pitch } = shown, bar = pitch >= 5 ? pitch - 2 : Math.max(pitch, 1);
       const scale = plot.width / (state.view.to - state.view.from);
       const xOf = (us) => plot.left + (us - state.view.from) * scale;
-      const boxes = model.phases.map(() => []);
-      rows.forEach((r, i) => {
-        for (let p = R.first[r]; p < R.first[r + 1]; p++) {
-          if (!visible(R.begin[p], R.end[p], state.view)) continue;
-          const a = Math.max(xOf(R.begin[p]), plot.left), b = Math.min(xOf(R.end[p]), plot.left + plot.width);
-          if (b > a) boxes[R.phase[p]].push(a, i * pitch, Math.max(b - a, 0.6));
+      const boxes = model.phases.map(() => []), tokens = [];
+      shown.lanes.forEach((lane, i) => {
+        for (const r of lane) {
+          for (let p = R.first[r]; p < R.first[r + 1]; p++) {
+            if (!visible(R.begin[p], R.end[p], state.view)) continue;
+            const a = Math.max(xOf(R.begin[p]), plot.left), b = Math.min(xOf(R.end[p]), plot.left + plot.width);
+            if (b > a) boxes[R.phase[p]].push(a, i * pitch, Math.max(b - a, shown.packed ? 0.1 : 0.6));
+          }
+          const token = xOf(R.arrival[r] + R.ttft_us[r]);
+          if (shown.all <= TOKENS_MOST && R.ttft_us[r] >= 0 && pitch >= 5 && token >= plot.left && token <= plot.left + plot.width)
+            tokens.push(token - 1, i * pitch - 0.5);
         }
       });
       boxes.forEach((list, phase) => {
         ctx.fillStyle = colour(model.phases[phase]);
         for (let k = 0; k < list.length; k += 3) ctx.fillRect(list[k], list[k + 1], list[k + 2], bar);
       });
-      rows.forEach((r, i) => {
-        const y = i * pitch;
-        if (r === state.selected) {
-          ctx.strokeStyle = colour("mark");
-          ctx.lineWidth = 2;
-          ctx.strokeRect(plot.left + 1, y - 1, plot.width - 2, Math.max(bar, 3) + 2);
-          ctx.lineWidth = 1;
-        }
-        const token = xOf(R.arrival[r] + R.ttft_us[r]);
-        if (R.ttft_us[r] >= 0 && pitch >= 5 && token >= plot.left && token <= plot.left + plot.width) {
-          ctx.fillStyle = colour("ink");
-          ctx.fillRect(token - 1, y - 0.5, 2, bar + 1);
-        }
-        if (pitch >= LANE_LABEL) label(ctx, `#${r} `, y + bar / 2, 10, nameOf(r));
-      });
-      if (pitch < LANE_LABEL && rows.length) {
-        label(ctx, `#${rows[0]}`, 7, 10);
-        label(ctx, `#${rows[rows.length - 1]}`, plot.height - 7, 10);
+      ctx.fillStyle = colour("ink");
+      for (let k = 0; k < tokens.length; k += 2) ctx.fillRect(tokens[k], tokens[k + 1], 2, bar + 1);
+      const r = state.selected, chosen = r === null ? -1 : shown.lanes.findIndex((lane) => lane.includes(r));
+      if (chosen >= 0) {
+        const a = shown.packed ? Math.max(xOf(startOf(r)) - 2, plot.left) : plot.left + 1;
+        const b = shown.packed ? Math.min(xOf(R.until[r]) + 2, plot.left + plot.width) : plot.left + plot.width - 1;
+        ctx.strokeStyle = colour("mark");
+        ctx.lineWidth = 2;
+        ctx.strokeRect(a, chosen * pitch - 1, Math.max(b - a, 5), Math.max(bar, 3) + 2);
+        ctx.lineWidth = 1;
       }
+      labelLanes(ctx, plot, bar);
     },
-    at(at) {
-      const { rows, pitch } = shownLanes;
-      return rows[Math.floor(at.y / pitch)];
+    at(at, plot) {
+      const lane = shown.lanes[Math.floor(at.y / shown.pitch)] || [];
+      const slack = shown.packed ? (2 * (state.view.to - state.view.from)) / plot.width : Infinity;
+      return lane.find((r) => at.us >= startOf(r) - slack && at.us <= R.until[r] + slack);
     },
-    hover(at) {
-      const r = lanes.at(at);
+    hover(at, plot) {
+      const r = lanes.at(at, plot);
       if (r === undefined) return null;
       const rows = [];
       for (let p = R.first[r]; p < R.first[r + 1]; p++)
@@ -197,12 +233,13 @@ function makeCharts(model, state, colour) {
           rows.push([PHASE_WORDS[model.phases[R.phase[p]]] + rank, ms(R.phase_us[p]), model.phases[R.phase[p]]]);
         }
       rows.push(["arrived", atTime(R.arrival[r])], ["time to first token", ms(R.ttft_us[r])]);
-      rows.push(["prompt / output", `${whole(R.input_tokens[r])} / ${whole(R.output_tokens[r])} tokens`]);
+      const output = R.output_tokens[r] < 0 ? "?" : whole(R.output_tokens[r]);
+      rows.push(["prompt / output", `${whole(R.input_tokens[r])} / ${output} tokens`]);
       if (R.admit_us[r] >= 0) rows.push(["from G1 / G2", `${whole(R.from_g1[r])} / ${whole(R.from_g2[r])} tokens`]);
       rows.push(["status", model.statuses[R.status[r]]]);
       return [`request ${r} ${nameOf(r)}`, rows];
     },
-    click: (at) => lanes.at(at),
+    click: (at, plot) => lanes.at(at, plot),
   };
 
   // -- passes
@@ -301,7 +338,7 @@ function makeCharts(model, state, colour) {
         const resident = highest(level, level.blocks, plot), all = highest(level, level.used, plot);
         const pending = all.map((value, x) => Math.max(0, value - resident[x]));
         stack(ctx, plot, [[resident, "g2"], [pending, "pending"]], k * poolRow + room, room / poolEntry[k].capacity_blocks);
-        label(ctx, "", k * poolRow + room / 2, room, level.pool);
+        label(ctx, "", k * poolRow + room / 2, room, level.label);
       });
     },
     hover(at) {
@@ -318,9 +355,8 @@ function makeCharts(model, state, colour) {
   // -- links
 
   const linkRow = limitOf(model.links.length, 44, 6, 360);
-  const linkWords = { store: "store", load: "load", handoff: "P→D" };
   const linkColours = { store: "queue", load: "host_load", handoff: "transfer" };
-  const linkName = (link) => (link.kind === "handoff" ? "hand-off" : `${link.link} ${linkWords[link.kind]}`);
+  const linkName = (link) => (link.kind === "handoff" ? "hand-off" : `${link.label} ${link.kind}`);
   const unitOf = (link) => (link.bytes_per_unit ? "GB/s" : `${link.unit}/s`);
   const rateOf = (link, units, us) => (units * (link.bytes_per_unit ? link.bytes_per_unit / 1e9 : 1)) / (us / 1e6);
 
@@ -331,46 +367,25 @@ function makeCharts(model, state, colour) {
     return out.map((units) => rateOf(link, units, perPixel));
   }
 
-  // Rate of a whole link in steps, from its transfers; those without length have no rate.
-  function rateSteps(link) {
-    const changes = [];
-    for (let i = 0; i < link.start.length; i++) {
-      if (!link.length[i]) continue;
-      const rate = rateOf(link, link.amount[i], link.length[i]);
-      changes.push([link.start[i], rate], [link.stop[i], -rate]);
-    }
-    changes.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
-    let sum = 0;
-    return { at: changes.map((c) => c[0]), rate: changes.map((c) => (sum += c[1])) };
-  }
-  for (const link of model.links) {
-    link.steps = rateSteps(link);
-    link.peak = link.steps.rate.reduce((a, b) => Math.max(a, b), 1e-12);
-  }
-
   const linkKinds = [["store", "store: G1 to G2"], ["load", "load: G2 to G1"], ["handoff", "hand-off: prefill to decode"]]
     .filter(([kind]) => model.links.some((link) => link.kind === kind));
   const links = {
     id: "links", title: "Link use", legend: linkKinds.map(([kind, word]) => [linkColours[kind], word]),
-    note: "solid: mean over a pixel, pale: highest in it, each transfer's bytes spread evenly over its time",
+    note: "mean over each pixel, a transfer's bytes spread evenly over its time; full height: the highest here",
     height: () => Math.max(36, linkRow * model.links.length),
     draw(ctx, plot) {
       const room = linkRow > 8 ? linkRow - 5 : linkRow - 1;
       model.links.forEach((link, k) => {
-        const means = linkRates(link, plot), highs = highest(link.steps, link.steps.rate, plot);
-        const full = Math.max(link.gb_per_s || 0, link.peak);
+        const rates = linkRates(link, plot), most = rates.reduce((x, y) => Math.max(x, y), 0);
         ctx.fillStyle = colour("grid");
         ctx.fillRect(plot.left, k * linkRow, plot.width, room);
-        ctx.globalAlpha = 0.4;
-        stack(ctx, plot, [[highs, linkColours[link.kind]]], k * linkRow + room, room / full);
-        ctx.globalAlpha = 1;
-        stack(ctx, plot, [[means.map((mean) => Math.min(mean, full)), linkColours[link.kind]]], k * linkRow + room, room / full);
+        if (most > 0) stack(ctx, plot, [[rates, linkColours[link.kind]]], k * linkRow + room, room / most);
         const two = room >= 26, middle = k * linkRow + room / 2;
         label(ctx, "", two ? middle - 7 : middle, room, linkName(link));
         if (two) {
           ctx.fillStyle = colour("soft");
           ctx.font = '11px system-ui, "DejaVu Sans", sans-serif';
-          ctx.fillText(link.gb_per_s ? `of ${amount(link.gb_per_s, "GB/s")}` : `peak ${amount(link.peak, unitOf(link))}`, 2, middle + 8);
+          ctx.fillText(`${amount(most, "")}${link.gb_per_s ? ` of ${link.gb_per_s}` : ""} ${unitOf(link)}`, 2, middle + 8);
         }
       });
       if (!model.links.length) label(ctx, "no transfer", plot.height / 2, 12);

@@ -15,14 +15,16 @@ from typing import Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from g2sim.actors.config import DeploymentConfig, HostScope, PoolConfig, WorkerRole
-from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
+from g2sim.actors.kv.events import BlocksCleared, BlocksStored, Tier
 from g2sim.actors.router.events import RequestPlaced
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.events import RequestAdmitted
-from g2sim.scenarios.report import SHARED_POOL
+from g2sim.bus.errors import InvariantViolation
+from g2sim.scenarios.report import SHARED_POOL, private_pool_name
 from g2sim.scenarios.run import LogReport
 from g2sim.scenarios.schema import Scenario
 from g2sim.scenarios.spans import HANDOFF, LOAD, PHASES, STORE, KvEvent, Pass, SpanSink, Transfer, rank_name
@@ -38,6 +40,8 @@ UNFINISHED = "unfinished"
 _STATUSES = (*(status.value for status in RequestStatus), UNFINISHED)
 _KV_KINDS = ("g1_stored", "g1_removed", "g2_stored", "g2_removed")
 _NONE = -1
+
+Column = npt.NDArray[np.int64]
 
 
 def whole_us(time_ms: float) -> int:
@@ -61,7 +65,7 @@ class _Request:
     preemptions: int = 0
     end_us: int = _NONE
     status: int = _STATUSES.index(UNFINISHED)
-    output_tokens: int = 0
+    output_tokens: int = _NONE
     ttft_us: int = _NONE
     e2e_us: int = _NONE
     itl_us: int = _NONE
@@ -104,6 +108,13 @@ class ViewData(SpanSink):
         self._ranks = {
             rank_name(pool.role.value, worker, dp_rank): number
             for number, (pool, worker, dp_rank) in enumerate(_all_ranks(deployment))
+        }
+        self._private_pools = {
+            private_pool_name(f"{pool.role.value}-{worker}", dp_rank): (
+                rank_name(pool.role.value, worker, dp_rank),
+                pool,
+            )
+            for pool, worker, dp_rank in _all_ranks(deployment)
         }
         self._requests: list[_Request] = []
         self._sessions: dict[str, int] = {}
@@ -262,7 +273,11 @@ class ViewData(SpanSink):
             "links": self._link_entries(),
             "g1": [_level_columns(series, self._last_us, bins) for series in self._device],
             "g2": [
-                {"pool": pool["pool"], **_level_columns(self._host_series(pool["pool"]), self._last_us, bins)}
+                {
+                    "pool": pool["pool"],
+                    "label": self._pool_label(pool["pool"]),
+                    **_level_columns(self._host_series(pool["pool"]), self._last_us, bins),
+                }
                 for pool in log.report["g2_pools"]
             ],
             "placements": {
@@ -301,38 +316,43 @@ class ViewData(SpanSink):
     def _link_entries(self) -> list[dict[str, Any]]:
         return [
             {
-                "link": link,
+                "label": self._pool_label(link),
                 "kind": kind,
                 "unit": "tokens" if kind == HANDOFF else "blocks",
-                "bytes_per_unit": self._bytes_per_unit(kind),
+                "bytes_per_unit": self._bytes_per_unit(link, kind),
                 "gb_per_s": self._limit_gb_per_s(link, kind),
                 "d_start": _differences(series.columns["start"]),
                 "length": [
-                    end - start
-                    for start, end in zip(series.columns["start"], series.columns["end"], strict=True)
+                    end - start for start, end in zip(series.columns["start"], series.columns["end"], strict=True)
                 ],
                 **{name: series.columns[name].tolist() for name in ("amount", "request", "done")},
             }
             for (link, kind), series in sorted(self._links.items())
         ]
 
-    def _bytes_per_unit(self, kind: str) -> int | None:
+    def _bytes_per_unit(self, link: str, kind: str) -> int | None:
         if kind == HANDOFF:
             return self._deployment.handoff.bytes_per_token
-        host = next(pool.rank for pool in self._deployment.pools if pool.rank.host is not None)
-        return None if host.kv_bytes_per_token is None else host.kv_bytes_per_token * self._block_size
+        rank = self._host_pool(link).rank
+        return None if rank.kv_bytes_per_token is None else rank.kv_bytes_per_token * rank.block_size_tokens
+
+    def _host_pool(self, name: str) -> PoolConfig:
+        """The workers whose host tier is the pool of this name, or a part of it."""
+        if name == SHARED_POOL:
+            return next(pool for pool in self._deployment.pools if pool.rank.host is not None)
+        return self._private_pools[name][1]
+
+    def _pool_label(self, name: str) -> str:
+        """A pool's short name: a private one goes by its rank."""
+        return f"{SHARED_POOL} {self._private_pools[name][0]}" if name in self._private_pools else name
 
     def _limit_gb_per_s(self, link: str, kind: str) -> float | None:
         """Bandwidth of a link as a whole, None for no limit."""
         if kind == HANDOFF:
             return None  # each hand-off has the configured bandwidth to itself
-        pool = next(
-            pool
-            for pool in self._deployment.pools
-            if pool.rank.host is not None and (link == SHARED_POOL or f":{pool.role.value}-" in link)
-        )
-        host = pool.rank.host
-        assert host is not None
+        host = self._host_pool(link).rank.host
+        if host is None:
+            raise InvariantViolation(f"pool {link!r} belongs to workers without a host tier")
         if host.scope is HostScope.CLUSTER_SHARED:
             limit = {STORE: host.shared_d2h_gb_per_s, LOAD: host.shared_h2d_gb_per_s}[kind]
         else:
@@ -358,7 +378,7 @@ def _all_ranks(deployment: DeploymentConfig) -> Iterable[tuple[PoolConfig, int, 
     )
 
 
-def _differences(values: Sequence[int]) -> list[int]:
+def _differences(values: Sequence[int] | Column) -> list[int]:
     steps: list[int] = np.diff(np.asarray(values, dtype=np.int64), prepend=0).tolist()
     return steps
 

@@ -146,9 +146,11 @@ function placeOf(chart, event) {
 }
 
 function hover(chart, event) {
-  const at = placeOf(chart, event), stack = document.getElementById("charts").getBoundingClientRect();
-  Object.assign(cursor.style, { left: `${at.box.left + chart.plot.left + at.x}px`, top: `${Math.max(0, stack.top)}px`,
-    height: `${Math.min(innerHeight, stack.bottom) - Math.max(0, stack.top)}px` });
+  // The overview has a time axis of its own, so the line runs through it alone, or through all others.
+  const at = placeOf(chart, event), others = charts.filter((other) => Boolean(other.whole) === Boolean(chart.whole));
+  const top = Math.max(0, others[0].canvas.getBoundingClientRect().top);
+  const foot = Math.min(innerHeight, others[others.length - 1].canvas.getBoundingClientRect().bottom - AXIS);
+  Object.assign(cursor.style, { left: `${at.box.left + chart.plot.left + at.x}px`, top: `${top}px`, height: `${foot - top}px` });
   cursor.hidden = false;
   const told = at.y <= chart.plot.height ? chart.hover(at, chart.plot) : null;
   tip.replaceChildren(element("b", {}, told ? told[0] : atTime(at.us)), rowsTable(told ? [["at", atTime(at.us)], ...told[1]] : []));

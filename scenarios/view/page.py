@@ -14,19 +14,22 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from g2sim.scenarios.run import LogReport, report_of_log, scenario_of_log
+from g2sim.scenarios.run import LogReport, report_of_log
+from g2sim.scenarios.schema import Scenario
 from g2sim.scenarios.spans import SpanFold
 from g2sim.scenarios.view.data import ViewData
 
 _SCRIPTS = ("model.js", "charts.js", "tokens.js", "tables.js", "page.js")
 
 
-def page_of_log(path: Path) -> tuple[str, LogReport]:
-    """The page of the run at ``path``, a run folder or a log, and what the log says of the run.
+def page_of_log(path: Path, scenario: Scenario) -> tuple[str, LogReport]:
+    """The page of a run, and what its log says of it.
 
+    Args:
+        path: a run folder or a log; the page shows it as it is given, in commands.
+        scenario: what was run, see ``scenario_of_log``.
     Raises: as ``report_of_log``.
     """
-    scenario = scenario_of_log(path)
     data = ViewData(scenario)
     spans = SpanFold(data)
     log = report_of_log(path, on_row=data.row, on_record=spans.apply)

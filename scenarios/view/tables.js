@@ -96,7 +96,8 @@ function showTables(model) {
   ranks.push(Object.assign(["sum", ...counts.map((name) => whole(report.totals[name]))], { sum: true }));
   const latencies = [["TTFT", "ttft"], ["TPOT", "tpot"], ["E2E", "e2e_latency"]].map(([word, metric]) =>
     [word, whole(S[`num_${metric}_samples`]), ...["mean", "median", "p90", "p99", "max"].map((part) => fixed(S[`${part}_${metric}_ms`]))]);
-  const parts = Object.entries(report.ttft_parts_mean_ms).map(([name, value]) => `${name} ${fixed(value)}`).join(", ");
+  const inOrder = (a, b) => model.phases.indexOf(a[0]) - model.phases.indexOf(b[0]);
+  const parts = Object.entries(report.ttft_parts_mean_ms).sort(inOrder).map(([name, value]) => `${name} ${fixed(value)}`).join(", ");
   const pools = ["capacity", "resident", "used", "stored", "evicted", "loaded"];
   const belief = beliefs(model);
   const kv = model.ranks.map(({ name, kv: k }) => [name, whole(k.events), whole(k.missing), whole(k.repeated), whole(k.clears),
@@ -152,7 +153,7 @@ function showSelection(model, r) {
   if (R.admit_us[r] >= 0)
     facts.push(["from G1", `${whole(R.from_g1[r])} tokens`, "g1"], ["from G2", `${whole(R.from_g2[r])} tokens`, "g2"],
       ["computed", `${whole(R.input_tokens[r] - R.from_g1[r] - R.from_g2[r])} tokens`, "computed"]);
-  facts.push(["output", `${whole(R.output_tokens[r])} tokens`]);
+  if (R.output_tokens[r] >= 0) facts.push(["output", `${whole(R.output_tokens[r])} tokens`]);
   if (R.preemptions[r]) facts.push(["preemptions", whole(R.preemptions[r])]);
   const phases = [];
   for (let p = R.first[r]; p < R.first[r + 1]; p++) {

@@ -1,6 +1,7 @@
 // The charts that count over intervals: where prompts came from, placements, KV events.
 
 const BAR = 6; // pixels of one bar
+const DOTS_MOST = 2000; // placements that are drawn one by one
 
 function tokenCharts(model, state, { colour, stack, scaleLine, label }) {
   const R = model.requests, P = model.placements, COMPLETED = model.statuses.indexOf("completed");
@@ -44,19 +45,55 @@ function tokenCharts(model, state, { colour, stack, scaleLine, label }) {
   const share = (blocks, i) => (blocks < 0 ? -1 : P.usable[i] ? Math.min(1, blocks / P.usable[i]) : 0);
   const looks = P.overlap.some((blocks) => blocks >= 0);
   const yOf = (part, plot) => 8 + (1 - part) * (plot.height - 16);
+
+  // Of more placements than fit as dots: for each bar the sorted shares of each kind.
+  let bands = null;
+  const quantile = (sorted, q) => sorted[Math.round((sorted.length - 1) * q)];
+  function drawBands(ctx, plot, from, to) {
+    bands = Array.from({ length: bars(plot) }, () => ({ best: [], believed: [], found: [] }));
+    for (let i = from; i <= to; i++)
+      for (const [name, blocks] of spotsOf(i)) {
+        const bar = bands[barOf(P.time[i], plot)];
+        if (blocks >= 0 && bar) bar[name].push(share(blocks, i));
+      }
+    for (const bar of bands) for (const list of Object.values(bar)) list.sort((a, b) => a - b);
+    ctx.fillStyle = colour("found");
+    ctx.globalAlpha = 0.2;
+    bands.forEach(({ found }, b) => {
+      const top = yOf(quantile(found, 0.9), plot), foot = yOf(quantile(found, 0.1), plot);
+      if (found.length) ctx.fillRect(plot.left + b * BAR, top, BAR, Math.max(1, foot - top));
+    });
+    ctx.globalAlpha = 1;
+    for (const name of ["best", "believed", "found"]) {
+      ctx.fillStyle = colour(name);
+      bands.forEach((bar, b) => {
+        if (bar[name].length) ctx.fillRect(plot.left + b * BAR, yOf(quantile(bar[name], 0.5), plot) - 1, BAR, 2);
+      });
+    }
+  }
+  function bandRows(bar) {
+    const rows = [["placements", whole(Math.max(...Object.values(bar).map((list) => list.length)))]];
+    for (const [name, word] of [["found", "found, median"], ["believed", "counted on, median"], ["best", "best rank's, median"]])
+      if (bar[name].length) rows.push([word, percent(quantile(bar[name], 0.5), 1), name]);
+    return rows;
+  }
+
   const spotsOf = (i) => [["best", P.best[i]], ["believed", P.overlap[i]], ["found", P.found[i]]];
   const placements = {
     id: "placements", title: "Placements and their overlap",
     legend: [["found", "found at admission (G1 + G2)", "dot"],
       ...(looks ? [["believed", "counted on by the router", "ring"], ["best", "best rank's", "dash"]] : [])],
-    note: `${model.router.policy}${looks ? "" : " does not look at caches"}; in % of the prompt's blocks`, height: () => 136,
+    note: () => `${model.router.policy}${looks ? "" : " does not look at caches"}; in % of the prompt's blocks`
+      + (bands ? "; lines: medians, band: the middle 80 % of what was found" : ""), height: () => 136,
     draw(ctx, plot) {
       scaleLine(ctx, plot, yOf(1, plot), "100 %");
       scaleLine(ctx, plot, yOf(0.5, plot), "50 %");
       scaleLine(ctx, plot, yOf(0, plot), "0 %");
       const from = Math.max(0, lastUpTo(P.time, state.view.from - 1)), to = lastUpTo(P.time, state.view.to);
-      const many = to - from > DOTS_SOFT, scale = plot.width / (state.view.to - state.view.from);
-      ctx.globalAlpha = many ? 0.35 : 0.9;
+      if (to - from > DOTS_MOST) return drawBands(ctx, plot, from, to);
+      bands = null;
+      const scale = plot.width / (state.view.to - state.view.from);
+      ctx.globalAlpha = 0.9;
       for (const kind of [0, 1, 2])
         for (let i = from; i <= to; i++) {
           const [name, blocks] = spotsOf(i)[kind];
@@ -64,8 +101,7 @@ function tokenCharts(model, state, { colour, stack, scaleLine, label }) {
           if (blocks < 0 || x < plot.left) continue;
           const y = yOf(share(blocks, i), plot);
           ctx.fillStyle = ctx.strokeStyle = colour(name);
-          if (many) ctx.fillRect(x - 1, y - 1 + (kind - 1) * 2, 2, 2);
-          else if (kind === 0) ctx.fillRect(x - 6, y - 1, 12, 2);
+          if (kind === 0) ctx.fillRect(x - 6, y - 1, 12, 2);
           else {
             ctx.beginPath();
             ctx.arc(x, y, kind === 1 ? 5 : 3, 0, 7);
@@ -75,6 +111,7 @@ function tokenCharts(model, state, { colour, stack, scaleLine, label }) {
       ctx.globalAlpha = 1;
     },
     at(at, plot) {
+      if (bands) return undefined;
       const perPixel = (state.view.to - state.view.from) / plot.width;
       let best, distance = 14;
       const to = lastUpTo(P.time, at.us + 14 * perPixel);
@@ -87,6 +124,8 @@ function tokenCharts(model, state, { colour, stack, scaleLine, label }) {
       return best;
     },
     hover(at, plot) {
+      const bar = bands?.[barOf(at.us, plot)];
+      if (bar) return ["placements here", bandRows(bar)];
       const i = placements.at(at, plot);
       if (i === undefined) return null;
       return [`request ${P.request[i]} placed on ${model.ranks[P.rank[i]].name}`, placementRows(i)];
