@@ -78,7 +78,7 @@ def timeline(run_path: Path, out: Path | None, overwrite: bool) -> None:
 
 
 def _output(run: Path, wanted: Path | None, name: str) -> Path:
-    """Where a file about a run goes: where it is wanted, else into its folder, or beside its log under the log's name."""
+    """Where a file about a run goes: as wanted, else into its folder, or beside its log under the log's name."""
     if wanted is None:
         return run / name if run.is_dir() else run.with_suffix(f".{name}")
     if wanted.exists() and wanted.samefile(log_file(run)):

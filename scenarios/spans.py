@@ -93,6 +93,8 @@ class SpanSink:
 
     def admitted(self, time_ms: float, event: wk.RequestAdmitted) -> None: ...
 
+    def preempted(self, time_ms: float, event: wk.RequestPreempted) -> None: ...
+
     def phase(self, request: int, name: str, rank: str | None, start_ms: float, end_ms: float) -> None: ...
 
     def passed(self, span: Pass, first_tokens: list[int]) -> None:
@@ -182,6 +184,7 @@ class SpanFold:
         self._enter(event.request, "decode" if has_token else "prefill", time_ms, _rank_of(event))
 
     def _preempted(self, time_ms: float, event: wk.RequestPreempted) -> None:
+        self._sink.preempted(time_ms, event)
         self._enter(event.request, "preempted", time_ms, _rank_of(event))
 
     def _ended(self, time_ms: float, event: wk.RequestEnded) -> None:

@@ -22,7 +22,7 @@ from g2sim.actors.kv.events import BlocksCleared, BlocksStored, Tier
 from g2sim.actors.router.events import RequestPlaced
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.traffic.request import RequestStatus
-from g2sim.actors.worker.events import RequestAdmitted
+from g2sim.actors.worker.events import RequestAdmitted, RequestPreempted
 from g2sim.bus.errors import InvariantViolation
 from g2sim.scenarios.report import SHARED_POOL, private_pool_name
 from g2sim.scenarios.run import LogReport
@@ -143,7 +143,9 @@ class ViewData(SpanSink):
         entry = self._requests[request]
         number = _NONE if rank is None else self._ranks[rank]
         entry.phases += (PHASES.index(name), number, whole_us(start_ms), whole_us(end_ms))
-        entry.preemptions += name == "preempted"
+
+    def preempted(self, time_ms: float, event: RequestPreempted) -> None:
+        self._requests[event.request].preemptions += 1
 
     def placed(self, time_ms: float, event: RequestPlaced) -> None:
         role = next(role for role in WorkerRole if role.pool_name == event.pool)

@@ -10,6 +10,7 @@ import base64
 import html
 import importlib.resources
 import json
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,5 @@ def _page(title: str, value: dict[str, Any]) -> str:
         "script": "\n".join(parts.joinpath(name).read_text("utf-8") for name in _SCRIPTS),
         "data": base64.b64encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii"),
     }
-    page = parts.joinpath("page.html").read_text("utf-8")
-    for name, content in filled.items():
-        page = page.replace(f"{{{{{name}}}}}", content, 1)
-    return page
+    # In one go, so that a title with braces in it stays as it is.
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: filled[mark[1]], parts.joinpath("page.html").read_text("utf-8"))
