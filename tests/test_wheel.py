@@ -32,7 +32,7 @@ def test_the_wheel_holds_every_package_and_nothing_outside_g2sim(wheel: Path) ->
     for top in ("actors", "bus", "scenarios"):
         for path in (REPO / top).rglob("*"):
             relative = path.relative_to(REPO).as_posix()
-            if path.suffix in (".py", ".yaml", ".jsonl", ".csv") or path.name == "py.typed":
+            if path.suffix in (".py", ".yaml", ".jsonl", ".csv", ".html", ".css", ".js") or path.name == "py.typed":
                 assert f"g2sim/{relative}" in names, f"{relative} is missing: is its package listed in pyproject.toml?"
 
 
