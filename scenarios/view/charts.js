@@ -177,7 +177,7 @@ function makeCharts(model, state, colour) {
     id: "lanes", title: "Request lanes", legend: [...phaseLegend, ["ink", "first token", "dash"]],
     note: () => {
       const { lanes: list, all, step, packed } = shown;
-      return `${whole(all)} requests here${packed ? `, packed into ${whole(list.length * step)} lanes` : ""}`
+      return `${whole(all)} request${all === 1 ? "" : "s"} here${packed ? `, packed into ${whole(list.length * step)} lanes` : ""}`
         + `${step > 1 ? `, every ${step}th lane drawn` : ""}${packed ? ": zoom in for one lane each" : ""}`;
     },
     height() {

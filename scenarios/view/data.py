@@ -33,8 +33,8 @@ MAX_PASSES = 400_000
 """Passes drawn one by one; of a longer run, neighbours are added up in groups."""
 MAX_LEVEL_POINTS = 300_000
 """Changes of G1 and G2 residency drawn one by one; of a longer run, lowest and highest of short intervals."""
-KV_BINS = 1_000
-"""Intervals of the KV event counts."""
+MAX_KV_POINTS = 300_000
+"""Changes by KV events drawn one by one; of a longer run, sums over short intervals."""
 
 UNFINISHED = "unfinished"
 _STATUSES = (*(status.value for status in RequestStatus), UNFINISHED)
@@ -287,8 +287,7 @@ class ViewData(SpanSink):
                 for name, column in self._placements.columns.items()
             }
             | {"usable": [(self._requests[r].input_tokens - 1) // self._block_size for r in self._placed_requests()]},
-            "kv_bins": KV_BINS,
-            "kv": {kind: self._binned(series) for kind, series in self._kv.items()},
+            "kv": self._kv_columns(),
         }
 
     def _placed_requests(self) -> array[int]:
@@ -361,13 +360,10 @@ class ViewData(SpanSink):
             limit = {STORE: host.d2h_gb_per_s, LOAD: host.h2d_gb_per_s}[kind]
         return limit or None
 
-    def _binned(self, series: _Series) -> list[int]:
-        at = np.asarray(series.columns["at"], dtype=np.int64)
-        number = np.minimum(at * KV_BINS // max(self._last_us, 1), KV_BINS - 1)
-        counts = np.zeros(KV_BINS, dtype=np.int64)
-        np.add.at(counts, number, np.asarray(series.columns["blocks"], dtype=np.int64))
-        values: list[int] = counts.tolist()
-        return values
+    def _kv_columns(self) -> dict[str, dict[str, list[int]]]:
+        every = sum(len(series) for series in self._kv.values()) > MAX_KV_POINTS
+        width_us = max(1, self._last_us * len(self._kv) // MAX_KV_POINTS) if every else 1
+        return {kind: _sum_columns(series, width_us) for kind, series in self._kv.items()}
 
 
 def _all_ranks(deployment: DeploymentConfig) -> Iterable[tuple[PoolConfig, int, int]]:
@@ -420,3 +416,11 @@ def _level_columns(series: _Series, end_us: int, bins: int | None) -> dict[str, 
         chosen = np.asarray(sorted(keep))
         columns = {name: values[chosen] for name, values in columns.items()}
     return {f"d_{name}": _differences(values) for name, values in columns.items()}
+
+
+def _sum_columns(series: _Series, width_us: int) -> dict[str, list[int]]:
+    """Columns of amounts, added up over intervals of this width, where the first one of the interval stands."""
+    at, blocks = (np.asarray(series.columns[name], dtype=np.int64) for name in ("at", "blocks"))
+    _, firsts = np.unique(at // width_us, return_index=True)
+    sums: list[int] = np.add.reduceat(blocks, firsts).tolist() if len(at) else []
+    return {"d_at": _differences(at[firsts]), "blocks": sums}

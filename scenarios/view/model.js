@@ -47,6 +47,7 @@ function makeModel(data) {
     level.blocks = addUp(level.d_blocks);
     if (level.d_used) level.used = addUp(level.d_used);
   }
+  for (const changes of Object.values(data.kv)) changes.at = addUp(changes.d_at);
   data.placements.time = addUp(data.placements.at);
   data.total = Math.max(data.end_us, 1);
   data.count = count;

@@ -155,14 +155,13 @@ function tokenCharts(model, state, { colour, stack, scaleLine, label }) {
     id: "kv", title: "Event plane: KV events", legend: [["g1", "G1 blocks"], ["g2", "G2 blocks"]],
     note: `stored upwards, removed downwards; ${eventHealth(model)}`, height: () => 120,
     draw(ctx, plot) {
-      const width = model.total / model.kv_bins;
       counted = {};
       let most = 1;
       for (const [kind] of kinds) {
         const all = (counted[kind] = new Float64Array(bars(plot)));
-        model.kv[kind].forEach((blocks, k) => {
-          if (blocks && visibleBin(k, width)) spread(all, barView(plot), k * width, (k + 1) * width, blocks);
-        });
+        const { at, blocks } = model.kv[kind];
+        for (let i = lastUpTo(at, state.view.from - 1) + 1; i < at.length && at[i] <= state.view.to; i++)
+          all[Math.min(barOf(at[i], plot), all.length - 1)] += blocks[i];
       }
       for (let b = 0; b < bars(plot); b++)
         most = Math.max(most, counted.g1_stored[b] + counted.g2_stored[b], counted.g1_removed[b] + counted.g2_removed[b]);
@@ -175,15 +174,9 @@ function tokenCharts(model, state, { colour, stack, scaleLine, label }) {
     },
     hover(at, plot) {
       const b = barOf(at.us, plot);
-      return ["KV events around here", kinds.map(([kind, name, , word]) => [word, amount(Math.round(counted[kind][b]), "blocks"), name])];
+      return ["KV events around here", kinds.map(([kind, name, , word]) => [word, `${whole(counted[kind][b])} blocks`, name])];
     },
   };
-  const visibleBin = (k, width) => (k + 1) * width >= state.view.from && k * width <= state.view.to;
-  // Bars can reach past the last pixel, so they cover a little more time than the plot.
-  const barView = (plot) => ({
-    from: state.view.from, to: state.view.from + ((state.view.to - state.view.from) * bars(plot) * BAR) / plot.width,
-  });
-
   model.placementRows = placementRows;
   return [hits, placements, kv];
 }

@@ -73,9 +73,6 @@ def test_figures_on_the_page_are_those_of_the_report(opened: Opened, run_of: Cal
         for part in path.split("."):
             value = value[part]
         assert text == shown(value), path
-    cells = (
-        "[...document.querySelectorAll('#{} tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
-    )
     columns = ("requests", *(f"prompt_tokens_{part}" for part in ("asked", "from_g1", "from_g2", "computed")))
     columns += ("readmission_reused_tokens", "preemptions", "passes", "output_tokens")
     entries = [(f"{e['pool']}-{e['worker']}/{e['dp_rank']}", e) for e in report["workers"]]
@@ -156,9 +153,8 @@ def test_a_click_selects_a_request_and_shows_how_to_explain_it(opened: Opened, r
     assert "No request selected" in page.text("#selection")
     page.click(*place(page, "lanes", 0.5, 3.5 * 440 / 31))
     assert page.text("#explain") == f"g2sim explain {run_of('demo')} 3"
-    rows = {
-        row["request"]: row for row in map(json.loads, (run_of("demo") / "requests.jsonl").read_text().splitlines())
-    }
+    lines = (run_of("demo") / "requests.jsonl").read_text().splitlines()
+    row = next(row for row in map(json.loads, lines) if row["request"] == 3)
     assert f"time to first token\t{shown(row['ttft_ms'])} ms" in page.text("#selection")
     assert f"from G1\t{shown(row['first_admission_g1_reused_input_tokens'])} tokens" in page.text("#selection")
     assert page.run("location.hash") == "#request=3"

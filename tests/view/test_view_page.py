@@ -112,8 +112,8 @@ def test_the_page_knows_what_routers_counted_on_and_what_ranks_found(page_of: Pa
     assert all(f <= u for f, u in zip(found, placements["usable"], strict=True))
     assert value["router"] == {"policy": "dynamo_kv", "kv_event_lag_ms": 50.0}
     assert all((rank["kv"]["missing"], rank["kv"]["repeated"]) == (0, 0) for rank in ranks)
-    for kind, counts in value["kv"].items():
-        assert sum(counts) == sum(rank["kv"]["blocks"][kind] for rank in ranks)
+    for kind, changes in value["kv"].items():
+        assert sum(changes["blocks"]) == sum(rank["kv"]["blocks"][kind] for rank in ranks)
 
 
 # Level of detail ----------------------------------------------------------------------------------------------------
@@ -170,6 +170,18 @@ def test_a_longer_run_is_thinned_and_keeps_its_sums(run_of: RunOf, monkeypatch: 
     assert sum(len(passes["count"]) for passes in value["passes"]) <= 500 + len(value["passes"])
     assert sum(sum(passes["count"]) for passes in value["passes"]) == value["report"]["totals"]["passes"]
     assert sum(len(level["d_at"]) for level in value["g1"] + value["g2"]) <= 300
+
+
+def test_a_longer_run_s_kv_events_are_added_up(run_of: RunOf, page_of: PageOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of("separate")
+    whole = payload_of(page_of("separate"))["kv"]
+    monkeypatch.setattr(data, "MAX_KV_POINTS", 400)
+    thin = payload_of(page_of_log(run, scenario_of_log(run))[0])["kv"]
+    for kind, changes in whole.items():
+        assert len(changes["d_at"]) == len(changes["blocks"])
+        assert sum(thin[kind]["blocks"]) == sum(changes["blocks"])
+        assert len(thin[kind]["blocks"]) <= 101
+    assert len(thin["g1_stored"]["blocks"]) < len(whole["g1_stored"]["blocks"])
 
 
 # The command --------------------------------------------------------------------------------------------------------
