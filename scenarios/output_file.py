@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from g2sim.bus.errors import ConfigError
+from g2sim.bus.errors import ConfigError, OutputFailed
 
 _OPTION = "--out"
 
@@ -18,7 +18,8 @@ def new_text_file(path: Path, *, overwrite: bool) -> Iterator[TextIO]:
     """Opens a UTF-8 file that takes its place at ``path`` when the block ends without an error.
 
     It is written as ``<path>.partial``.
-    Raises: ConfigError if ``path`` exists and ``overwrite`` is not set, or if it cannot be written.
+    Raises: ConfigError if ``path`` exists and ``overwrite`` is not set, or no file can be made there; OutputFailed if
+        the file takes no more. Nothing is left of it then.
     """
     if path.is_dir():
         raise ConfigError(_OPTION, problem="is a folder", got=str(path), allowed="the name of a file")
@@ -33,6 +34,8 @@ def new_text_file(path: Path, *, overwrite: bool) -> Iterator[TextIO]:
         with file:
             yield file
         partial.replace(path)
-    except BaseException:
+    except BaseException as problem:
         partial.unlink(missing_ok=True)
+        if isinstance(problem, OSError):
+            raise OutputFailed(f"{path}: cannot be written: {problem.strerror or problem}") from problem
         raise

@@ -116,16 +116,18 @@ def test_a_flow_leads_from_each_placement_to_the_pass_of_the_first_token(run_of:
     starts = {event["id"]: event for event in kinds["s"]}
     ends = {event["id"]: event for event in kinds["f"]}
     rows = rows_of(run)
-    assert len(kinds["s"]) == len(starts) == len(rows)
+    assert len(kinds["s"]) == len(starts)
+    assert starts.keys() == {row["request"] for row in rows if row["routing_history"]}
     assert ends.keys() == {row["request"] for row in rows if row["first_token_ms"] is not None}
-    for row in rows:
+    for row in (row for row in rows if row["request"] in ends):
         start, end = starts[row["request"]], ends[row["request"]]
         assert end["bp"] == "e"
         assert abs(end["ts"] - row["first_token_ms"] * 1000) <= 0.001
         assert round(end["ts"], 3) in ends_on[end["pid"], end["tid"]]
         assert row["arrival_time_ms"] * 1000 - 0.001 <= start["ts"] <= end["ts"]
     for step in kinds["t"]:
-        assert starts[step["id"]]["ts"] <= step["ts"] <= ends[step["id"]]["ts"]
+        assert starts[step["id"]]["ts"] <= step["ts"]
+        assert step["id"] not in ends or step["ts"] <= ends[step["id"]]["ts"]
     loaded = {row["request"] for row in rows if row["host_load_queued_ms"] is not None}
     assert loaded <= {step["id"] for step in kinds["t"]}
 

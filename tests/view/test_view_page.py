@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -274,3 +276,19 @@ def test_a_failed_run_is_shown_with_its_error(run_of: RunOf, within: Within, tmp
     assert "error: the run failed: a worker broke the rules" in told
     value = payload_of((tmp_path / "failed.view.html").read_text())
     assert (value["failure"], value["damage"]) == ("a worker broke the rules", None)
+
+
+@pytest.mark.parametrize("verb", ["view", "timeline"])
+def test_a_full_disk_ends_with_the_path_and_leaves_nothing(run_of: RunOf, tmp_path: Path, verb: str) -> None:
+    command = [sys.executable, "-m", "g2sim.scenarios.cli", verb, run_of("demo"), "--out", "page"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (1, "error: page: cannot be written: File too large\n")
+    assert not list(tmp_path.iterdir())
