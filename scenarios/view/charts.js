@@ -17,12 +17,16 @@ function makeCharts(model, state, colour) {
   }
 
   function label(ctx, text, y, size, name = "") {
-    if (size < 9) return;
     ctx.fillStyle = colour("ink");
-    ctx.font = `${Math.min(12, size + 1)}px system-ui, "DejaVu Sans", sans-serif`;
+    ctx.font = `${Math.max(10, Math.min(12, size + 1))}px system-ui, "DejaVu Sans", sans-serif`;
     ctx.textBaseline = "middle";
     ctx.textAlign = "left";
     ctx.fillText(shortened(ctx, text, name), 2, y);
+  }
+
+  // Names a row; of rows too low for a name each, as many as have room.
+  function nameRow(ctx, k, row, room, name) {
+    if (k % Math.ceil(LANE_LABEL / row) === 0) label(ctx, "", Math.max(k * row + room / 2, 6), room, name);
   }
 
   // Text that fits beside the plot: names differ at their ends, so what is left out comes before those.
@@ -264,7 +268,7 @@ function makeCharts(model, state, colour) {
         ctx.fillStyle = colour("card"); // gaps between passes that are wide enough
         for (let i = Math.max(0, lastUpTo(P.start, state.view.from)); i < P.start.length && P.start[i] <= state.view.to; i++)
           if (P.length[i] / perPixel >= 5) ctx.fillRect(plot.left + (P.stop[i] - state.view.from) / perPixel - 0.5, k * rankRow, 1, room);
-        label(ctx, "", k * rankRow + room / 2, room, model.ranks[k].name);
+        nameRow(ctx, k, rankRow, room, model.ranks[k].name);
       });
     },
     hover(at) {
@@ -310,7 +314,7 @@ function makeCharts(model, state, colour) {
         ctx.fillStyle = colour("grid");
         ctx.fillRect(plot.left, k * rankRow, plot.width, room);
         stack(ctx, plot, [[highest(level, level.blocks, plot), "g1"]], k * rankRow + room, room / model.ranks[k].gpu_blocks);
-        label(ctx, "", k * rankRow + room / 2, room, model.ranks[k].name);
+        nameRow(ctx, k, rankRow, room, model.ranks[k].name);
       });
     },
     hover(at) {
@@ -338,7 +342,7 @@ function makeCharts(model, state, colour) {
         const resident = highest(level, level.blocks, plot), all = highest(level, level.used, plot);
         const pending = all.map((value, x) => Math.max(0, value - resident[x]));
         stack(ctx, plot, [[resident, "g2"], [pending, "pending"]], k * poolRow + room, room / poolEntry[k].capacity_blocks);
-        label(ctx, "", k * poolRow + room / 2, room, level.label);
+        nameRow(ctx, k, poolRow, room, level.label);
       });
     },
     hover(at) {
@@ -381,7 +385,8 @@ function makeCharts(model, state, colour) {
         ctx.fillRect(plot.left, k * linkRow, plot.width, room);
         if (most > 0) stack(ctx, plot, [[rates, linkColours[link.kind]]], k * linkRow + room, room / most);
         const two = room >= 26, middle = k * linkRow + room / 2;
-        label(ctx, "", two ? middle - 7 : middle, room, linkName(link));
+        if (two) label(ctx, "", middle - 7, room, linkName(link));
+        else nameRow(ctx, k, linkRow, room, linkName(link));
         if (two) {
           ctx.fillStyle = colour("soft");
           ctx.font = '11px system-ui, "DejaVu Sans", sans-serif';
