@@ -393,7 +393,6 @@ function makeCharts(model, state, colour) {
           ctx.fillText(`${amount(most, "")}${link.gb_per_s ? ` of ${link.gb_per_s}` : ""} ${unitOf(link)}`, 2, middle + 8);
         }
       });
-      if (!model.links.length) label(ctx, "no transfer", plot.height / 2, 12);
     },
     hover(at) {
       const link = model.links[Math.floor(at.y / linkRow)];

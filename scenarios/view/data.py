@@ -315,6 +315,7 @@ class ViewData(SpanSink):
         }
 
     def _link_entries(self) -> list[dict[str, Any]]:
+        order = [SHARED_POOL, *self._private_pools, HANDOFF]
         return [
             {
                 "label": self._pool_label(link),
@@ -328,7 +329,9 @@ class ViewData(SpanSink):
                 ],
                 **{name: series.columns[name].tolist() for name in ("amount", "request", "done")},
             }
-            for (link, kind), series in sorted(self._links.items())
+            for (link, kind), series in sorted(
+                self._links.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
+            )
         ]
 
     def _bytes_per_unit(self, link: str, kind: str) -> int | None:

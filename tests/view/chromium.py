@@ -33,7 +33,6 @@ class Page:
         self.complaints: list[str] = []
         self.requested: list[str] = []
         self._answers: dict[int, Any] = {}
-        self._events: list[str] = []
         self._next = 0
         self._buffer = b""
         told, self._write = os.pipe()
@@ -74,8 +73,13 @@ class Page:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._session = None
+        try:
+            self.call("Browser.close")
+            self._process.wait(timeout=ANSWER_S)
+        except (AssertionError, OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
         os.close(self._read)
         os.close(self._write)
 
@@ -106,7 +110,6 @@ class Page:
             self._answers[message["id"]] = message
             return
         method, params = message["method"], message.get("params", {})
-        self._events.append(method)
         if method == "Runtime.consoleAPICalled":
             self.complaints.append(f"console.{params['type']}: {params['args']}")
         elif method == "Runtime.exceptionThrown":
