@@ -22,6 +22,7 @@ from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, T
 from g2sim.actors.router.events import RequestPlaced
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.worker import events as wk
+from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
 from g2sim.scenarios.request_rows import POOL_OF_ROLE
 
@@ -151,10 +152,16 @@ class SpanFold:
         self._host: dict[str, list[int]] = {}  # pool -> [resident, pending]
 
     def apply(self, record: Record) -> None:
+        """Take the next record. Raises: InvariantViolation if it ends or changes what never began."""
         self._now_ms = record.time_ms
         handler = _HANDLERS.get(type(record.event))
-        if handler is not None:
+        if handler is None:
+            return
+        try:
             handler(self, record.time_ms, record.event)
+        except KeyError as missing:
+            what = f"{type(record.event).__name__} at {record.time_ms!r} ms"
+            raise InvariantViolation(f"{what}: nothing before it speaks of {missing}") from missing
 
     def finish(self) -> None:
         for underway in [*self._transfers.values(), *self._handoffs.values()]:

@@ -11,8 +11,10 @@ import pytest
 from draw import draw
 from harness import Outcome, run
 
+from g2sim.actors.host_pool.events import LoadFinished, StoreLanded
 from g2sim.actors.traffic.events import RequestArrived
-from g2sim.actors.worker.events import RequestEnded
+from g2sim.actors.worker.events import PassEnded, RequestEnded
+from g2sim.bus.errors import InvariantViolation
 from g2sim.scenarios.spans import HANDOFF, LOAD, PHASES, STORE, Pass, SpanFold, SpanSink, Transfer
 from g2sim.scenarios.state_fold import StateFold
 
@@ -172,3 +174,10 @@ def test_transfers_of_a_private_lane_do_not_overlap() -> None:
     for spans in lanes.values():
         spans.sort()
         assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("kind", [RequestEnded, PassEnded, LoadFinished, StoreLanded])
+def test_an_end_of_what_never_began_is_refused_by_name(kind: type[Any]) -> None:
+    record = next(record for seed in SEEDS for record in outcome_of(seed).records if type(record.event) is kind)
+    with pytest.raises(InvariantViolation, match=f"{kind.__name__} at .* ms: nothing before it speaks of"):
+        SpanFold(Kept()).apply(record)
