@@ -12,10 +12,6 @@ function makeCharts(model, state, colour) {
 
   // -- parts that all charts use
 
-  function columnsOf(plot) {
-    return Array.from({ length: plot.width }, () => 0);
-  }
-
   function label(ctx, text, y, size, name = "") {
     ctx.fillStyle = colour("ink");
     ctx.font = `${Math.max(10, Math.min(12, size + 1))}px system-ui, "DejaVu Sans", sans-serif`;
