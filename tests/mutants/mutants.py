@@ -1,0 +1,211 @@
+"""Deliberate faults in the domain code, and what is to notice them.
+
+Owns: the list. Each fault replaces one stretch of text that stands exactly once in its file.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class Mutant:
+    """One fault.
+
+    Attributes:
+        name: what is wrong then.
+        file: where, from the repository's top.
+        old, new: the text that is replaced, and what it becomes.
+        tests: what is run first (pytest arguments); if that passes, the swarm is.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+POOL, DEVICE, RANK = "actors/host_pool/pool.py", "actors/worker/device_pool.py", "actors/worker/rank.py"
+WORKER, HANDOFF, INDEX = "actors/worker/actor.py", "actors/handoff/actor.py", "actors/router/index.py"
+KERNEL, LINKS = "bus/kernel.py", "actors/host_pool/transfers.py"
+
+MUTANTS = (
+    Mutant(
+        "the youngest G2 block goes first",
+        POOL,
+        "for hash_ in self._evictable:\n            if hash_ not in spared:",
+        "for hash_ in reversed(self._evictable):\n            if hash_ not in spared:",
+        "tests/host_pool",
+    ),
+    Mutant(
+        "a G2 chain is touched head first",
+        POOL,
+        "for hash_ in reversed(keys):",
+        "for hash_ in keys:",
+        "tests/host_pool",
+    ),
+    Mutant("a pin is not taken back", POOL, "entry.pins -= 1\n", "entry.pins -= 0\n", "tests/host_pool"),
+    Mutant("a load does not pin", POOL, "entry.pins += 1\n", "entry.pins += 0\n", "tests/host_pool"),
+    Mutant(
+        "a loading block stays evictable",
+        POOL,
+        "            self._evictable.pop(hash_, None)\n        number",
+        "        number",
+        "tests/host_pool",
+    ),
+    Mutant(
+        "one block too few is evicted",
+        POOL,
+        "needed = len(missing) - (self.capacity_blocks - len(entries))",
+        "needed = len(missing) - (self.capacity_blocks - len(entries)) - 1",
+        "tests/host_pool",
+    ),
+    Mutant(
+        "the removal is announced after the copies that replace it",
+        POOL,
+        "            self._announce(PoolChange(stored=False, block_hashes=tuple(victims)))\n",
+        "            self._late = PoolChange(stored=False, block_hashes=tuple(victims))\n",
+        "tests/host_pool",
+    ),
+    Mutant(
+        "a pending block counts as found",
+        POOL,
+        "if not entry.resident or hash_ in loading:",
+        "if hash_ in loading:",
+        "tests/host_pool",
+    ),
+    Mutant(
+        "only the first client hears of a change",
+        POOL,
+        "for client in self._clients.values():\n            client.changes.append(change)",
+        "for client in list(self._clients.values())[:1]:\n            client.changes.append(change)",
+        "tests/host_pool",
+    ),
+    Mutant(
+        "a store lands as the oldest block",
+        POOL,
+        "            self._evictable[hash_] = None\n            self._evictable.move_to_end(hash_)",
+        "            self._evictable[hash_] = None\n            self._evictable.move_to_end(hash_, last=False)",
+        "tests/host_pool",
+    ),
+    Mutant(
+        "a retired client's loads keep their pins",
+        POOL,
+        "self._unpin(self._transfers.pop(number).block_hashes)",
+        "self._transfers.pop(number)",
+        "tests/host_pool",
+    ),
+    Mutant(
+        "the youngest G1 block goes first",
+        DEVICE,
+        "inactive.popitem(last=False)",
+        "inactive.popitem(last=True)",
+        "tests/worker",
+    ),
+    Mutant(
+        "hits count as room for fresh blocks",
+        DEVICE,
+        "if missing > len(inactive) - spared:",
+        "if missing > len(inactive):",
+        "tests/worker",
+    ),
+    Mutant(
+        "a canceled reservation keeps its pins",
+        DEVICE,
+        "            self._pins[block] -= 1\n            self._settle(block)",
+        "            self._settle(block)",
+        "tests/worker",
+    ),
+    Mutant(
+        "a canceled reservation loses its memory",
+        DEVICE,
+        "        self._free.extend(reservation.fresh)\n",
+        "",
+        "tests/worker",
+    ),
+    Mutant(
+        "blocks that are copied out can be evicted",
+        DEVICE,
+        "            and self._held_by[block] is None\n",
+        "",
+        "tests/worker",
+    ),
+    Mutant(
+        "a whole prompt is taken from the cache",
+        RANK,
+        "most = (seq.known - 1) // size",
+        "most = seq.known // size",
+        "tests/worker tests/oracle/test_oracle.py -k mix",
+    ),
+    Mutant(
+        "what a preemption finds again counts as a hit",
+        RANK,
+        "if seq.was_admitted or not self._has_host:",
+        "if not self._has_host:",
+        "tests/worker tests/report tests/field tests/cli/test_replay.py",
+    ),
+    Mutant(
+        "a prompt of the model's limit is admitted",
+        RANK,
+        "seq.prompt_tokens >= config.max_model_len_tokens",
+        "seq.prompt_tokens > config.max_model_len_tokens",
+        "tests/worker tests/oracle/test_oracle.py",
+    ),
+    Mutant(
+        "a pass starts before the copy that it waits for has ended",
+        RANK,
+        "start_ms = max(now_ms, self._fence_ms) if self._has_host else now_ms",
+        "start_ms = now_ms",
+        "tests/worker tests/oracle/test_oracle.py",
+    ),
+    Mutant(
+        "a worker is not woken again after a pass without progress",
+        WORKER,
+        "                port.retry(_StartPass(), phase=Phase.START)\n",
+        "",
+        "tests/oracle/test_oracle.py",
+    ),
+    Mutant(
+        "a released source is not told to the router",
+        HANDOFF,
+        "        yield from self._tell_over(WorkerRole.PREFILL, handoff, port)\n",
+        "        return\n        yield\n",
+        "tests/router",
+    ),
+    Mutant(
+        "a cleared rank keeps its keys in the index of the host tier",
+        INDEX,
+        "        self._keys[place].clear()\n",
+        "        pass\n",
+        "tests/router",
+    ),
+    Mutant(
+        "lag is ignored",
+        KERNEL,
+        "due_ms = record.time_ms + self._lag_ms",
+        "due_ms = record.time_ms",
+        "tests/bus tests/router",
+    ),
+    Mutant(
+        "a message for an earlier phase joins the round at work",
+        KERNEL,
+        "round_idx = self.round if phase >= self.phase else self.round + 1",
+        "round_idx = self.round",
+        "tests/bus",
+    ),
+    Mutant(
+        "the end of transfers of one instant goes by number alone",
+        POOL,
+        "ended.sort(key=lambda item: (item[0], transfers[item[1]].direction, item[1]))",
+        "ended.sort(key=lambda item: (item[0], item[1]))",
+        "tests/host_pool tests/oracle/test_oracle.py",
+    ),
+    Mutant(
+        "a play's blocks are those of every play",
+        "actors/traffic/weka_lowering.py",
+        'f"source:{self._source_name}:',
+        'f"source:',
+        "tests/traffic",
+    ),
+)
