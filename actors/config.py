@@ -119,6 +119,12 @@ class RankConfig:
     kv_bytes_per_token: int | None = None
     host: HostTierConfig | None = None
 
+    def answer_tokens(self, prompt_tokens: int, output_tokens: int) -> int:
+        """Tokens that a completed request has generated, of the ``output_tokens`` that were asked for."""
+        if self.max_model_len_tokens is None:
+            return output_tokens
+        return max(0, min(output_tokens, self.max_model_len_tokens - prompt_tokens))
+
 
 @attrs.frozen(kw_only=True)
 class PoolConfig:

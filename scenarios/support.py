@@ -129,10 +129,6 @@ def _agentic_over_g2(tree: Tree) -> bool:
     return is_agentic(tree) and has_host_tier(tree)
 
 
-def _disaggregated(tree: Tree) -> bool:
-    return bool(tree["engine"]["mode"] == "disaggregated")
-
-
 def _matches(tree: Any, names: list[str], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     if not names:
         yield path, tree
@@ -343,13 +339,6 @@ RULES: tuple[Rule, ...] = (
         what="prompts that are cached before the run starts",
         fields={"traffic.source.cached_prefix_tokens": only(0)},
         allowed="0, or leave it out",
-    ),
-    Rule(
-        id="delta-disaggregated",
-        what="mooncake-delta traces on separate prefill and decode workers",
-        fields={"traffic.source.format": any_but("mooncake-delta")},
-        allowed="mode aggregated",
-        when=_disaggregated,
     ),
     Rule(
         id="agentic-model",

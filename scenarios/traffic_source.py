@@ -7,19 +7,30 @@ from typing import Any
 
 import attrs
 
+from g2sim.actors.config import RankConfig, WorkerRole
 from g2sim.actors.traffic.agentic import AgenticDriver
 from g2sim.actors.traffic.agentic_mooncake import load_agentic_mooncake
+from g2sim.actors.traffic.applied_compute import load_applied_compute
 from g2sim.actors.traffic.mooncake import load_mooncake
 from g2sim.actors.traffic.request import TrafficDriver
 from g2sim.actors.traffic.sessions import Session, SessionDriver
-from g2sim.actors.traffic.synthetic import constant_arrivals_ms, plain_requests
+from g2sim.actors.traffic.synthetic import (
+    SessionShape,
+    constant_arrivals_ms,
+    plain_requests,
+    poisson_arrivals_ms,
+    sessions,
+)
 from g2sim.actors.traffic.weka import load_weka
 from g2sim.bus.errors import ConfigError, InvariantViolation
 from g2sim.scenarios.schema import (
     ConcurrencyLoad,
     ConstantRateLoad,
+    Load,
+    PoissonLoad,
     Scenario,
     ScriptSource,
+    SyntheticSessionSource,
     SyntheticSource,
     TimestampBasis,
     TimestampsLoad,
@@ -52,28 +63,28 @@ def open_traffic(scenario: Scenario) -> Traffic:
         raise ConfigError("traffic.source.type", problem=problem, got="script", hint="g2sim run FILE.py")
     if isinstance(source, TraceSource):
         return _trace(scenario, source)
-    if isinstance(source, SyntheticSource):
-        return Traffic(driver=_plain_synthetic(scenario, source))
-    raise ConfigError("traffic.source.type", got="synthetic-session", allowed="synthetic or trace, so far")
+    return Traffic(driver=_synthetic(scenario, source))
 
 
 def _trace(scenario: Scenario, source: TraceSource) -> Traffic:
     path = scenario.trace_path
     if path is None:
         raise InvariantViolation("a trace source has no path")
-    if source.format is TraceFormat.MOONCAKE:
-        block_size = source.block_size_tokens or 512
-        sessions = load_mooncake(
-            path,
-            block_size_tokens=block_size,
-            closed_loop=isinstance(scenario.traffic.load, ConcurrencyLoad),
-        )
-        return Traffic(driver=_session_driver(scenario, sessions))
     if source.agentic:
         return _agentic(scenario, source, path)
-    raise ConfigError(
-        "traffic.source.format", got=source.format.value, allowed="mooncake, weka or agentic_mooncake, so far"
-    )
+    block_size_tokens = source.block_size_tokens or 512
+    if source.format is TraceFormat.APPLIED_COMPUTE_AGENTIC:
+        conversations = load_applied_compute(
+            path,
+            block_size_tokens=block_size_tokens,
+            shared_prefix_ratio=source.shared_prefix_ratio,
+            prefix_groups=source.prefix_groups,
+        )
+    else:
+        closed_loop = isinstance(scenario.traffic.load, ConcurrencyLoad)
+        conversations = load_mooncake(path, block_size_tokens=block_size_tokens, closed_loop=closed_loop)
+    accumulate = source.format is TraceFormat.MOONCAKE_DELTA
+    return Traffic(driver=_session_driver(scenario, conversations, accumulate=accumulate))
 
 
 def _agentic(scenario: Scenario, source: TraceSource, path: Path) -> Traffic:
@@ -109,24 +120,47 @@ def _agentic(scenario: Scenario, source: TraceSource, path: Path) -> Traffic:
     )
 
 
-def _session_driver(scenario: Scenario, sessions: list[Session]) -> SessionDriver:
+def _session_driver(
+    scenario: Scenario, made: list[Session], *, accumulate: bool = False, named: bool | None = None
+) -> SessionDriver:
     load = scenario.traffic.load
     return SessionDriver(
-        sessions,
+        made,
         speedup=load.speedup if isinstance(load, TimestampsLoad) else 1.0,
         concurrency=load.concurrency if isinstance(load, ConcurrencyLoad) else None,
+        named=named,
+        accumulating=_answering_rank(scenario).answer_tokens if accumulate else None,
     )
 
 
-def _plain_synthetic(scenario: Scenario, source: SyntheticSource) -> SessionDriver:
+def _answering_rank(scenario: Scenario) -> RankConfig:
+    """What the ranks that generate answers are like."""
+    return next(pool.rank for pool in scenario.deployment.pools if pool.role is not WorkerRole.PREFILL)
+
+
+def _synthetic(scenario: Scenario, source: SyntheticSource | SyntheticSessionSource) -> SessionDriver:
     count = scenario.traffic.count or 0
-    load = scenario.traffic.load
-    arrivals_ms = None
-    if isinstance(load, ConstantRateLoad):
-        arrivals_ms = constant_arrivals_ms(count, load.interval_ms)
-    elif not isinstance(load, ConcurrencyLoad):
-        raise ConfigError("traffic.load.type", got="poisson", allowed="constant_rate or concurrency, so far")
-    sessions = plain_requests(
-        count, input_tokens=source.input_tokens, output_tokens=source.output_tokens, arrivals_ms=arrivals_ms
+    arrivals_ms = _arrivals_ms(scenario.traffic.load, count)
+    if isinstance(source, SyntheticSource):
+        made = plain_requests(
+            count, input_tokens=source.input_tokens, output_tokens=source.output_tokens, arrivals_ms=arrivals_ms
+        )
+        return _session_driver(scenario, made, named=False)
+    shape = SessionShape(
+        turns=source.turns,
+        input_tokens=source.new_input_tokens_per_turn,
+        output_tokens=source.output_tokens_per_turn,
+        delay_ms=source.inter_turn_delay_ms,
+        block_size_tokens=_answering_rank(scenario).block_size_tokens,
+        shared_prefix_ratio=source.shared_prefix_ratio,
+        prefix_groups=source.prefix_groups,
+        group_seed=source.group_seed,
     )
-    return _session_driver(scenario, sessions)
+    return _session_driver(scenario, sessions(count, shape, arrivals_ms), accumulate=source.accumulate, named=True)
+
+
+def _arrivals_ms(load: Load, count: int) -> list[float] | None:
+    """Arrivals of generated requests or sessions, None in a closed loop."""
+    if isinstance(load, PoissonLoad):
+        return poisson_arrivals_ms(count, load.per_second, load.seed)
+    return constant_arrivals_ms(count, load.interval_ms) if isinstance(load, ConstantRateLoad) else None

@@ -1,7 +1,8 @@
 """Prompts as token ids, without storing them one by one.
 
 Only equality of token ids matters to a cache, so a trace's hash ids stand for runs of equal tokens.
-Generated tokens live in the upper half of the 32-bit id space (see ``OUTPUT_TOKEN_BASE``), interned ids in the lower.
+Generated tokens live in the upper half of the 32-bit id space (see ``OUTPUT_TOKEN_BASE``), interned ids in the lower,
+unless traffic says which tokens a request generates.
 """
 
 from __future__ import annotations

@@ -108,6 +108,7 @@ class TrafficActor:
             chain=self._hasher.chain(spec.prompt),
             output_tokens=spec.output_tokens,
             output_base=self._take_output_ids(spec.output_tokens),
+            output_ids=spec.output_ids,
         )
         port.send(self._front, PlaceRequest(given, spec, release.arrival_ms), phase=self._front_phase)
 

@@ -1,5 +1,7 @@
 """Mooncake JSON lines: rows of hash ids, optionally grouped into sessions.
 
+Rows of a mooncake-delta file look alike, but a row describes only what its turn adds to the conversation.
+
 Source: kvcache-ai/Mooncake traces; session fields as in the trace replay of NVIDIA Dynamo 1.6.
 """
 
@@ -12,8 +14,7 @@ import attrs
 
 from g2sim.actors.kv.prompt import RunPrompt
 from g2sim.actors.traffic.sessions import Session, Turn
-from g2sim.actors.traffic.trace_json import MAX_TOKENS, U32_MAX, Fields, row_objects
-from g2sim.bus.errors import ConfigError
+from g2sim.actors.traffic.trace_json import MAX_TOKENS, U32_MAX, Fields, no_rows, row_objects
 
 _LOWEST_MS = -sys.float_info.max
 
@@ -43,23 +44,22 @@ def load_mooncake(path: Path, *, block_size_tokens: int = 512, closed_loop: bool
     for line, row in row_objects(path):
         prompt = _prompt(row, block_size_tokens, interned)
         output_tokens = row.integer("output_length", "output_tokens", high=MAX_TOKENS)
-        _check_output_ids(row, output_tokens)
         session_id = row.string("session_id") if row.present("session_id") else f"request_{line}"
         timestamp_ms = _optional_number(row, ("timestamp", "created_time"), _LOWEST_MS)
         delay_ms = _optional_number(row, ("delay", "delay_ms"), 0.0)
         draft = drafts.get(session_id)
         if draft is None:
             _check_first_row(row, timestamp_ms, delay_ms, closed_loop)
-            drafts[session_id] = _Draft(
-                session_id, timestamp_ms, timestamp_ms, [Turn(prompt=prompt, output_tokens=output_tokens)]
-            )
-            continue
-        wait_ms = _wait_ms(row, draft, timestamp_ms, delay_ms)
+            draft = drafts[session_id] = _Draft(session_id, timestamp_ms, None, [])
+            wait_ms = 0.0
+        else:
+            wait_ms = _wait_ms(row, draft, timestamp_ms, delay_ms)
         if timestamp_ms is not None:
             draft.last_ms = timestamp_ms
-        draft.turns.append(Turn(prompt=prompt, output_tokens=output_tokens, delay_ms=wait_ms))
+        output_ids = _output_ids(row, output_tokens)
+        draft.turns.append(Turn(prompt=prompt, output_tokens=output_tokens, delay_ms=wait_ms, output_ids=output_ids))
     if not drafts:
-        raise ConfigError("", problem="the file holds no rows", allowed="one JSON object on a line", where=f"{path}:1")
+        raise no_rows(path)
     return [
         Session(session_id=draft.session_id, first_arrival_ms=draft.first_arrival_ms, turns=tuple(draft.turns))
         for draft in drafts.values()
@@ -89,12 +89,15 @@ def _optional_number(row: Fields, names: tuple[str, ...], low: float) -> float |
     return row.number(*names, low=low) if row.present(*names) else None
 
 
-def _check_output_ids(row: Fields, output_tokens: int) -> None:
+def _output_ids(row: Fields, output_tokens: int) -> tuple[int, ...] | None:
     if not row.present("output_token_ids"):
-        return
-    count = len(row.integers("output_token_ids", high=U32_MAX))
-    if count != output_tokens:
-        raise row.error("output_token_ids", got=f"{count} ids", allowed=f"{output_tokens} ids, as output_length says")
+        return None
+    ids = row.integers("output_token_ids", high=U32_MAX)
+    if len(ids) != output_tokens:
+        raise row.error(
+            "output_token_ids", got=f"{len(ids)} ids", allowed=f"{output_tokens} ids, as output_length says"
+        )
+    return ids
 
 
 def _check_first_row(row: Fields, timestamp_ms: float | None, delay_ms: float | None, closed_loop: bool) -> None:

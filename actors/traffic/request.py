@@ -8,7 +8,7 @@ from typing import Protocol
 
 import attrs
 
-from g2sim.actors.kv.prompt import Prompt
+from g2sim.actors.kv.prompt import Prompt, TokenArray
 
 
 class RequestStatus(enum.StrEnum):
@@ -43,6 +43,7 @@ class RequestSpec:
         output_tokens: tokens to generate, 0 = prefill only.
         agentic: identity in a play, None outside agentic traffic.
         uuid: 128-bit number that reports show for agentic and plain synthetic requests, else None.
+        output_ids: the tokens it generates, uint32[output_tokens], where traffic says which; else None.
     """
 
     name: str | None
@@ -52,6 +53,7 @@ class RequestSpec:
     output_tokens: int
     agentic: AgenticIdentity | None = None
     uuid: int | None = None
+    output_ids: TokenArray | None = attrs.field(default=None, eq=False)
 
 
 @attrs.frozen(slots=True)

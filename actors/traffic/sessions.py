@@ -1,6 +1,7 @@
 """Session workloads: conversations whose turns follow one another, in an open or a closed loop.
 
-Owns: when a turn is ready, given how the turn before it ended. Refuses to know: where sessions come from.
+Owns: when a turn is ready, given how the turn before it ended, and what it sends where prompts accumulate.
+Refuses to know: where sessions come from.
 
 Source: workload driver of aisimulate-core 0.13.0; recordings in tests/oracle/sched and tests/oracle/workload.
 """
@@ -8,22 +9,38 @@ Source: workload driver of aisimulate-core 0.13.0; recordings in tests/oracle/sc
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import attrs
+import numpy as np
 
-from g2sim.actors.kv.prompt import Prompt
+from g2sim.actors.kv.prompt import ArrayPrompt, Prompt, TokenArray
+from g2sim.actors.traffic.chacha import ChaCha12
 from g2sim.actors.traffic.request import Release, RequestSpec, RequestStatus
 
 
 @attrs.frozen(kw_only=True, slots=True)
 class Turn:
-    """One request of a session; ``delay_ms`` is the wait after the end of the turn before (0 for the first)."""
+    """One request of a session.
+
+    Attributes:
+        prompt: its whole prompt, or only what it adds where prompts accumulate.
+        output_tokens: tokens to generate.
+        delay_ms: the wait after the end of the turn before (0 for the first).
+        uuid: see ``RequestSpec``.
+        output_ids: the tokens it generates, if the trace says which.
+    """
 
     prompt: Prompt
     output_tokens: int
     delay_ms: float = 0.0
     uuid: int | None = None
+    output_ids: tuple[int, ...] | None = None
+
+    def authored_ids(self) -> TokenArray | None:
+        """``output_ids`` as uint32[output_tokens]."""
+        return None if self.output_ids is None else np.array(self.output_ids, dtype=np.uint32)
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -33,6 +50,61 @@ class Session:
     session_id: str
     first_arrival_ms: float | None
     turns: tuple[Turn, ...]
+
+
+OUTPUT_PLAN_SEED = 0xD37A0A7E5EED
+"""Seed of the stream that all generated tokens of a trace are taken from, as in the reference."""
+
+AnswerTokens = Callable[[int, int], int]
+"""(prompt tokens, tokens asked for) -> tokens that a completed request has generated."""
+
+
+class Accumulation:
+    """What the turns of some sessions send and generate.
+
+    Tokens that are not authored come from one random stream, session by session and turn by turn, so that they do not
+    depend on the order in which turns run.
+
+    Args:
+        sessions: in file order.
+        answer_tokens: how many tokens a turn generates if it completes.
+    """
+
+    def __init__(self, sessions: Sequence[Session], answer_tokens: AnswerTokens) -> None:
+        self._sessions = sessions
+        self._answer_tokens = answer_tokens
+        self._plan = ChaCha12(OUTPUT_PLAN_SEED)
+        turns = (turn for session in sessions for turn in session.turns)
+        starts = accumulate((turn.output_tokens if turn.output_ids is None else 0 for turn in turns), initial=0)
+        self._plan_starts = [[next(starts) for _ in session.turns] for session in sessions]
+        self._said: dict[int, TokenArray] = {}
+
+    def prompt(self, session_idx: int, turn_idx: int) -> ArrayPrompt:
+        """The prompt of a session's next turn."""
+        new = self._sessions[session_idx].turns[turn_idx].prompt
+        ids = new.tokens(0, new.length)
+        if (said := self._said.get(session_idx)) is not None:
+            ids = np.concatenate((said, ids))
+        self._said[session_idx] = ids
+        return ArrayPrompt(ids)
+
+    def output_ids(self, session_idx: int, turn_idx: int) -> TokenArray:
+        """The tokens that a turn generates if it is not cut short: uint32[output_tokens]."""
+        turn = self._sessions[session_idx].turns[turn_idx]
+        authored = turn.authored_ids()
+        if authored is not None:
+            return authored
+        return self._plan.words(self._plan_starts[session_idx][turn_idx], turn.output_tokens)
+
+    def ended(self, session_idx: int, turn_idx: int, *, completed: bool, goes_on: bool) -> None:
+        """A turn is over. What it generated belongs to what was said, if it completed and a turn follows."""
+        said = self._said[session_idx]
+        if not goes_on:
+            del self._said[session_idx]
+        elif completed:
+            count = self._answer_tokens(len(said), self._sessions[session_idx].turns[turn_idx].output_tokens)
+            answer = self.output_ids(session_idx, turn_idx)
+            self._said[session_idx] = np.concatenate((said, answer[:count]))
 
 
 class SessionDriver:
@@ -47,7 +119,9 @@ class SessionDriver:
         sessions: in file order, which breaks ties.
         speedup: divides arrivals and delays, > 0; ignored in a closed loop.
         concurrency: seats of a closed loop, >= 1; None is an open loop.
-        named: report session ids and turns even if every session has one turn.
+        named: whether to report session ids and turns; None = in a closed loop, or if a session has several turns.
+        accumulating: how many tokens a completed request has generated, where each prompt holds the turns before it
+            (``Accumulation``); None where every prompt is whole.
     """
 
     def __init__(
@@ -56,17 +130,20 @@ class SessionDriver:
         *,
         speedup: float = 1.0,
         concurrency: int | None = None,
-        named: bool = False,
+        named: bool | None = None,
+        accumulating: AnswerTokens | None = None,
     ) -> None:
         self._sessions = tuple(sessions)
         self._speedup = speedup
         self._concurrency = concurrency
-        self._named = named or concurrency is not None or any(len(session.turns) > 1 for session in self._sessions)
+        several_turns = any(len(session.turns) > 1 for session in self._sessions)
+        self._named = concurrency is not None or several_turns if named is None else named
         self._ready: list[tuple[float, int, int]] = []
         self._next_session = 0
         self._seats_taken = 0
         self._turns_of_key: dict[int, tuple[int, int]] = {}
         self._next_key = 0
+        self._said = None if accumulating is None else Accumulation(self._sessions, accumulating)
         if concurrency is None:
             arrivals_ms = [session.first_arrival_ms or 0.0 for session in self._sessions]
             first_ms = min(arrivals_ms, default=0.0)
@@ -91,13 +168,15 @@ class SessionDriver:
             self._turns_of_key[key] = (session_idx, turn_idx)
             session = self._sessions[session_idx]
             turn = session.turns[turn_idx]
+            said = self._said
             spec = RequestSpec(
                 name=None,
                 session_id=session.session_id if self._named else None,
                 turn_index=turn_idx if self._named else None,
-                prompt=turn.prompt,
+                prompt=turn.prompt if said is None else said.prompt(session_idx, turn_idx),
                 output_tokens=turn.output_tokens,
                 uuid=turn.uuid,
+                output_ids=turn.authored_ids() if said is None else said.output_ids(session_idx, turn_idx),
             )
             out.append(Release(key, ready_ms if self._concurrency is None else now_ms, spec))
         return out
@@ -107,6 +186,8 @@ class SessionDriver:
             session_idx, turn_idx = self._turns_of_key.pop(key)
             turns = self._sessions[session_idx].turns
             goes_on = status in (RequestStatus.COMPLETED, RequestStatus.REJECTED) and turn_idx + 1 < len(turns)
+            if self._said is not None:
+                self._said.ended(session_idx, turn_idx, completed=status is RequestStatus.COMPLETED, goes_on=goes_on)
             if goes_on:
                 delay_ms = turns[turn_idx + 1].delay_ms
                 if self._concurrency is None:

@@ -89,6 +89,11 @@ def row_objects(path: Path) -> Iterator[tuple[int, Fields]]:
             yield line, row
 
 
+def no_rows(path: Path) -> ConfigError:
+    """What to raise for a file of a row format that has none."""
+    return ConfigError("", problem="the file holds no rows", allowed="one JSON object on a line", where=f"{path}:1")
+
+
 def unreadable(path: Path, error: OSError | ValueError) -> ConfigError:
     """What to raise when a file cannot be opened or read; ValueError is what a path with a NUL gives."""
     reason = error.strerror if isinstance(error, OSError) else error
@@ -256,6 +261,13 @@ class Fields:
             index = next(i for i, value in enumerate(values) if type(value) is not int or not 0 <= value <= high)
             raise self.error(field, index, got=values[index], allowed=f"an integer from 0 to {high}")
         return tuple(values)
+
+    def numbers(self, field: str, *, high: float = sys.float_info.max) -> tuple[float, ...]:
+        values = self._list(field)
+        for index, value in enumerate(values):
+            if type(value) not in (int, float) or not 0.0 <= value <= high:
+                raise self.error(field, index, got=value, allowed=f"a number from 0 to {high:g}")
+        return tuple(map(float, values))
 
     def strings(self, field: str) -> tuple[str, ...]:
         return tuple(self._checked_string(value, field, index) for index, value in enumerate(self._list(field)))

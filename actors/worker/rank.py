@@ -732,11 +732,7 @@ class Rank:
 
     def _left(self, seq: Sequence) -> int:
         """Tokens still to be generated."""
-        left = seq.output_tokens - seq.generated
-        limit = self.config.max_model_len_tokens
-        if limit is not None:
-            left = min(left, limit - seq.prompt_tokens - seq.generated)
-        return max(0, left)
+        return max(0, self.config.answer_tokens(seq.prompt_tokens, seq.output_tokens) - seq.generated)
 
     def _match(self, seq: Sequence) -> tuple[int, int]:
         return self.pool.match(seq.hashes) if self.config.prefix_caching else (0, 0)

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from g2sim.actors.kv.blocks import BlockChain, sequence_hash, tokens_hash
-from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, Prompt
+from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, Prompt, TokenArray
 from g2sim.actors.worker.device_pool import Reservation
 
 
@@ -22,6 +22,7 @@ class RankRequest:
         chain: identity of its whole blocks.
         output_tokens: tokens to generate here.
         output_base: id of the first generated token; ids of one request are consecutive, and no other request's.
+        output_ids: the tokens to generate, uint32[output_tokens], where traffic says which; None = as ``output_base``.
     """
 
     request: int
@@ -29,6 +30,7 @@ class RankRequest:
     chain: BlockChain
     output_tokens: int
     output_base: int
+    output_ids: TokenArray | None = None
 
 
 class SequenceState(enum.Enum):
@@ -101,6 +103,7 @@ class Sequence:
         "load",
         "order",
         "output_base",
+        "output_ids",
         "output_tokens",
         "preempted",
         "prompt",
@@ -120,6 +123,7 @@ class Sequence:
         self.chain = given.chain
         self.output_tokens = given.output_tokens
         self.output_base = given.output_base
+        self.output_ids = given.output_ids
         self.order = order
         self.handoff = handoff
         self.state = SequenceState.QUEUED
@@ -152,8 +156,12 @@ class Sequence:
         start = position * block_size_tokens
         stop = start + block_size_tokens
         first_output = max(start, self.prompt_tokens) - self.prompt_tokens
-        base = OUTPUT_TOKEN_BASE + self.output_base
-        ids = np.arange(base + first_output, base + stop - self.prompt_tokens, dtype=np.uint32)
+        last_output = stop - self.prompt_tokens
+        if self.output_ids is not None:
+            ids = self.output_ids[first_output:last_output]
+        else:
+            base = OUTPUT_TOKEN_BASE + self.output_base
+            ids = np.arange(base + first_output, base + last_output, dtype=np.uint32)
         if start < self.prompt_tokens:
             ids = np.concatenate((self.prompt.tokens(start, self.prompt_tokens), ids))
         own = tokens_hash(ids.astype("<u4", copy=False).tobytes())

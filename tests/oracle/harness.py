@@ -35,8 +35,8 @@ from translate import call_from_rank, scenario_from_call  # noqa: E402
 Case = dict[str, Any]
 Row = dict[str, Any]
 
-NOT_OURS = re.compile(r"power_\w+|wall_time_ms|processed_\w+_per_s")
-"""Summary fields that are about wall clocks or power."""
+NOT_OURS = re.compile(r"power_\w+|wall_time_ms|processed_\w+_per_s|prediction_provenance")
+"""Summary fields that are about wall clocks or power, or name the reference's own estimators."""
 
 STD_TOLERANCE = 1e-12
 """Relative tolerance of the std fields: the reference adds squares in an order of its own."""
@@ -112,7 +112,7 @@ def case_scenario(case: Case, folder: Path) -> Scenario:
     path = write_trace(case, folder)
     trace_format = case.get("trace_format")
     values = scenario_from_call(
-        case["call"],
+        {**case.get("synthetic", {}), **case["call"]},
         trace_path=None if path is None else str(path),
         trace_format=None if trace_format == "synthetic" else trace_format,
     )

@@ -19,6 +19,13 @@ AGENTIC = sorted(
     for path in (HERE / "workload").glob("*.json")
     if path.name.startswith(("am_", "weka_", "real_weka_", "error_am_", "error_weka_", "error_real_weka_"))
 )
+SESSIONS = sorted(
+    path
+    for path in (HERE / "workload").glob("*.json")
+    if path.stem.removeprefix("error_")
+    .removeprefix("real_")
+    .startswith(("mooncake_", "applied_", "synthetic_", "unknown_"))
+)
 GIVES_UP = [path for path in CASES if "error" in load_case(path).get("expected", {})]
 
 
@@ -51,11 +58,19 @@ def test_a_recorded_agentic_case_is_equal_or_refused_as_recorded(path: Path) -> 
     assert difference is None, str(difference)
 
 
+@pytest.mark.parametrize("path", SESSIONS, ids=name)
+def test_a_recorded_session_case_is_equal_or_refused_as_recorded(path: Path) -> None:
+    """Rows, sessions, accumulating prompts, generated arrivals and prefix groups; malformed traces are refused."""
+    difference = check(load_case(path), verify=not path.stem.startswith("real_"))
+    assert difference is None, str(difference)
+
+
 def test_the_recordings_hold_every_kind_of_case() -> None:
     """A folder that was not copied must not pass for want of cases."""
     counts = {folder: sum(path.parent.name == folder for path in CASES) for folder in ("g2", "sched", "events")}
     assert counts == {"g2": 60, "sched": 66, "events": 40}
     assert len(AGENTIC) > 80
+    assert len(SESSIONS) == 74
 
 
 @pytest.mark.parametrize("path", GIVES_UP, ids=name)

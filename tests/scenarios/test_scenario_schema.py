@@ -850,11 +850,6 @@ class TestDisaggregated:
         assert error.field == "engine.kv_transfer.bytes_per_token"
         assert "got 'auto'; allowed: a positive integer" in str(error)
 
-    def test_delta_traces_need_aggregated_workers(self) -> None:
-        values = disaggregated()
-        values["traffic"] = traced("mooncake-delta")["traffic"]
-        assert refusal(values).field == "traffic.source.format"
-
 
 TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=6).filter(str.strip)
 COUNTS = st.integers(1, 10**6)

@@ -102,7 +102,7 @@ OTHERS = [
     "op_level",
 ]
 
-ROWS = [(rule.id, pattern) for rule in support.RULES for pattern in rule.fields if rule.id != "delta-disaggregated"]
+ROWS = [(rule.id, pattern) for rule in support.RULES for pattern in rule.fields]
 
 
 def base(rule: support.Rule) -> Values:
@@ -154,10 +154,6 @@ class TestRows:
         assert refusal(changed(aggregated(), {"engine.decoder_replay": 0})).field == "engine.decoder_replay"
         assert refusal(changed(aggregated(), {"engine.nextn": False})).field == "engine.nextn"
         Scenario.from_dict(changed(aggregated(), {"engine.nextn": 0, "engine.decoder_replay": False}))
-
-    def test_delta_traces_with_separate_roles(self) -> None:
-        """Checked where disaggregated scenarios are opened (test_scenario_schema)."""
-        assert RULES["delta-disaggregated"].when({"engine": {"mode": "disaggregated"}})
 
 
 class TestAgenticTrafficOverAHostTier:
