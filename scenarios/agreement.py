@@ -281,7 +281,7 @@ class _Agreement:
         self.groups(source, at)
         loads = [
             *([] if applied else ["trace_timestamps"]),
-            *([] if agentic else ["concurrency"]),
+            *([] if agentic and trace_format != TraceFormat.DYNAMO else ["concurrency"]),
         ]
         if load["type"] not in loads:
             problem = f"does not go with a trace of format {trace_format}"

@@ -41,6 +41,7 @@ class TraceFormat(enum.StrEnum):
     AGENTIC_MOONCAKE = "agentic_mooncake"
     APPLIED_COMPUTE_AGENTIC = "applied_compute_agentic"
     WEKA = "weka"
+    DYNAMO = "dynamo"
 
 
 class TimestampBasis(enum.StrEnum):
@@ -189,7 +190,7 @@ _SOURCE = Variants(
     cases={
         "trace": section(
             Field("paths", list_of(text("a path"), "a list of one path")),
-            Field("format", choice(*TraceFormat, hidden=("dynamo",)), TraceFormat.MOONCAKE),
+            Field("format", choice(*TraceFormat), TraceFormat.MOONCAKE),
             Field("block_size", or_null(_TOKENS), None),
             Field("nested_timestamp_basis", or_null(choice(*TimestampBasis)), None),
             Field("strict", _TRUE_FALSE, False),

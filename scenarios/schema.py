@@ -62,7 +62,7 @@ class TraceSource:
 
     Attributes:
         path: file or directory as the user wrote it; relative to the scenario file (see ``Scenario.trace_path``).
-        block_size_tokens: tokens per hash id; None = what the file says (agentic_mooncake, weka).
+        block_size_tokens: tokens per hash id; None = what the file says (agentic_mooncake, weka, dynamo).
         nested_timestamp_basis: for weka, else None.
         strict: refuse what the reader could otherwise set right or leave out.
         shared_prefix_ratio, prefix_groups: for applied_compute_agentic, else 0.

@@ -21,6 +21,7 @@ from functools import reduce
 import attrs
 
 from g2sim.actors.config import SlaConfig
+from g2sim.actors.rounding import round_half_away
 from g2sim.bus.errors import InvariantViolation
 
 _PERCENTILES = {"median": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99}
@@ -152,12 +153,6 @@ class StreamedDistribution:
         nearest = round_half_away(span * q / 100)
         fraction = 1.0 if nearest >= span else (nearest + 0.5) / span
         return math.floor(fraction * span)
-
-
-def round_half_away(value: float) -> int:
-    """``value`` >= 0 rounded to the nearest integer, halves up (``round`` goes to even, ``+ 0.5`` can carry)."""
-    whole = math.floor(value)
-    return whole + (value - whole >= 0.5)
 
 
 def add_up(values: Iterable[float]) -> float:

@@ -23,7 +23,8 @@ Tree = Mapping[str, Any]
 Test = Callable[[Any], bool]
 """Whether a value is supported."""
 
-AGENTIC_FORMATS = ("agentic_mooncake", "weka")
+AGENTIC_FORMATS = ("agentic_mooncake", "weka", "dynamo")
+"""Formats whose traces hold plays. A dynamo trace may hold independent requests instead, under the same conditions."""
 WORKER_COUNT = "any positive integer number of workers per role"
 
 
@@ -329,12 +330,6 @@ RULES: tuple[Rule, ...] = (
         allowed="leave it out",
     ),
     Rule(
-        id="trace-format",
-        what="native Dynamo request traces",
-        fields={"traffic.source.format": any_but("dynamo")},
-        allowed="mooncake, mooncake-delta, agentic_mooncake, applied_compute_agentic, weka",
-    ),
-    Rule(
         id="cached-prefix",
         what="prompts that are cached before the run starts",
         fields={"traffic.source.cached_prefix_tokens": only(0)},
@@ -393,8 +388,8 @@ value and what is allowed; nothing is ignored silently. A value that switches a 
 _AGENTIC = """
 ## Agentic traffic over a host tier (G2)
 
-Agentic traffic (`agentic_mooncake`, `weka`) with `kv_cache.host_offload` on any role runs offline, on any positive
-integer number of workers per role, under these conditions. Results are qualified as `functional_only`.
+Agentic traffic (`agentic_mooncake`, `weka`, `dynamo`) with `kv_cache.host_offload` on any role runs offline, on any
+positive integer number of workers per role, under these conditions. Results are qualified as `functional_only`.
 """
 
 _GENERAL = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from g2sim.actors.config import RankConfig, WorkerRole
 from g2sim.actors.traffic.agentic import AgenticDriver
 from g2sim.actors.traffic.agentic_mooncake import load_agentic_mooncake
 from g2sim.actors.traffic.applied_compute import load_applied_compute
+from g2sim.actors.traffic.dynamo_requests import load_dynamo_requests
+from g2sim.actors.traffic.graph import AgenticCorpus
 from g2sim.actors.traffic.mooncake import load_mooncake
+from g2sim.actors.traffic.remarks import Remarks
 from g2sim.actors.traffic.request import TrafficDriver
 from g2sim.actors.traffic.sessions import Session, SessionDriver
 from g2sim.actors.traffic.synthetic import (
@@ -70,32 +74,57 @@ def _trace(scenario: Scenario, source: TraceSource) -> Traffic:
     path = scenario.trace_path
     if path is None:
         raise InvariantViolation("a trace source has no path")
+    if source.format is TraceFormat.DYNAMO:
+        return _dynamo(scenario, source, path)
     if source.agentic:
-        return _agentic(scenario, source, path)
+        return _agentic(scenario, _corpus(source, path))
     block_size_tokens = source.block_size_tokens or 512
+    remarks = Remarks(path)
     if source.format is TraceFormat.APPLIED_COMPUTE_AGENTIC:
         conversations = load_applied_compute(
             path,
             block_size_tokens=block_size_tokens,
             shared_prefix_ratio=source.shared_prefix_ratio,
             prefix_groups=source.prefix_groups,
+            remarks=remarks,
         )
     else:
         closed_loop = isinstance(scenario.traffic.load, ConcurrencyLoad)
-        conversations = load_mooncake(path, block_size_tokens=block_size_tokens, closed_loop=closed_loop)
+        conversations = load_mooncake(
+            path, block_size_tokens=block_size_tokens, closed_loop=closed_loop, remarks=remarks
+        )
     accumulate = source.format is TraceFormat.MOONCAKE_DELTA
-    return Traffic(driver=_session_driver(scenario, conversations, accumulate=accumulate))
+    driver = _session_driver(scenario, conversations, accumulate=accumulate)
+    return Traffic(driver=driver, notes=remarks.notes())
 
 
-def _agentic(scenario: Scenario, source: TraceSource, path: Path) -> Traffic:
+def _dynamo(scenario: Scenario, source: TraceSource, path: Path) -> Traffic:
+    """A dynamo trace says itself whether it holds plays; loads that do not go with what it holds are refused here."""
+    remarks = Remarks(path)
+    trace = load_dynamo_requests(path, block_size=source.block_size_tokens, remarks=remarks)
+    load = scenario.traffic.load
+    if trace.corpus is not None:
+        if isinstance(load, ConcurrencyLoad):
+            problem = "does not go with a dynamo trace whose requests have an agent_context"
+            raise ConfigError("traffic.load.type", problem=problem, got="concurrency", allowed="trace_timestamps")
+        return _agentic(scenario, attrs.evolve(trace.corpus, notes=remarks.notes()))
+    if isinstance(load, TimestampsLoad) and load.agentic_lanes is not None:
+        problem = "does not go with a dynamo trace whose requests have no agent_context"
+        raise ConfigError("traffic.load.agentic_lanes", problem=problem, got=load.agentic_lanes, allowed="leave it out")
+    return Traffic(driver=_session_driver(scenario, trace.sessions), notes=remarks.notes())
+
+
+def _corpus(source: TraceSource, path: Path) -> AgenticCorpus:
+    if source.format is not TraceFormat.WEKA:
+        return load_agentic_mooncake(path)
+    basis = source.nested_timestamp_basis or TimestampBasis.AUTO
+    return load_weka(path, basis=basis.value, block_size=source.block_size_tokens, strict=source.strict)
+
+
+def _agentic(scenario: Scenario, corpus: AgenticCorpus) -> Traffic:
     load = scenario.traffic.load
     if not isinstance(load, TimestampsLoad):
         raise InvariantViolation("agentic traffic without a timestamps load")
-    if source.format is TraceFormat.WEKA:
-        basis = source.nested_timestamp_basis or TimestampBasis.AUTO
-        corpus = load_weka(path, basis=basis.value, block_size=source.block_size_tokens, strict=source.strict)
-    else:
-        corpus = load_agentic_mooncake(path)
     driver = AgenticDriver(corpus, speedup=load.speedup, lanes=load.agentic_lanes)
     graph = corpus.graph
     facts: dict[str, Any] = {
@@ -115,13 +144,16 @@ def _agentic(scenario: Scenario, source: TraceSource, path: Path) -> Traffic:
     }
     if corpus.nested_basis is not None:
         facts["weka_nested_timestamp_basis"] = str(corpus.nested_basis)
-    return Traffic(
-        driver=driver, agentic=facts, play_ids=tuple(play.play_id for play in graph.plays), notes=corpus.notes
-    )
+    projected = [model for model in corpus.source_models if model != scenario.model]
+    notes = corpus.notes
+    if projected:
+        models = ", ".join(map(repr, projected))
+        notes = (*notes, f"requests recorded with {models} are projected to {scenario.model!r}")
+    return Traffic(driver=driver, agentic=facts, play_ids=tuple(play.play_id for play in graph.plays), notes=notes)
 
 
 def _session_driver(
-    scenario: Scenario, made: list[Session], *, accumulate: bool = False, named: bool | None = None
+    scenario: Scenario, made: Sequence[Session], *, accumulate: bool = False, named: bool | None = None
 ) -> SessionDriver:
     load = scenario.traffic.load
     return SessionDriver(

@@ -7,6 +7,7 @@ unless traffic says which tokens a request generates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import attrs
@@ -19,6 +20,11 @@ OUTPUT_TOKEN_BASE = 1 << 31
 """Smallest id of a generated token. Interned prompt ids stay below, so no trace ever matches generated text."""
 
 TokenArray = npt.NDArray[np.uint32]
+
+
+def token_array(ids: Sequence[int] | None) -> TokenArray | None:
+    """Token ids as an array, if there are any."""
+    return None if ids is None else np.array(ids, dtype=np.uint32)
 
 
 class Prompt(Protocol):

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
-from g2sim.actors.kv.prompt import RunPrompt
+from g2sim.actors.kv.prompt import RunPrompt, token_array
 from g2sim.actors.traffic.events import PlaySettled, RequestSkipped
 from g2sim.actors.traffic.graph import AgenticCorpus, Play, Trigger, lane_name, uuid_of
 from g2sim.actors.traffic.plays import NodeMode, NodeRun, PlayMachine, PlayRun
@@ -154,6 +154,7 @@ class AgenticDriver:
             output_tokens=node.output_tokens,
             agentic=self.graph.identity(self._sources[run.play.play_id], run.ordinal, run.play.lane),
             uuid=uuid_of(run.ordinal),
+            output_ids=token_array(node.output_token_ids),
         )
 
     def _run(self, key: int) -> NodeRun:

@@ -6,10 +6,30 @@ import enum
 from pathlib import Path
 
 from g2sim.actors.traffic.graph import MAX_TIME_MS, AgenticCorpus, Edge, Node, Relation, RequestGraph, Trigger
+from g2sim.actors.traffic.remarks import Remarks
 from g2sim.actors.traffic.trace_json import MAX_TOKENS, U32_MAX, Fields, row_objects
 from g2sim.bus.errors import ConfigError
 
 VERSION = 2
+
+_USED = frozenset(
+    (
+        "request_id",
+        "play_id",
+        "session_id",
+        "model",
+        "input_length",
+        "input_tokens",
+        "output_length",
+        "output_tokens",
+        "hash_ids",
+        "not_before_ms",
+        "recorded_api_time_ms",
+        "source_play_ordinal",
+        "dependencies",
+        "output_token_ids",
+    )
+)
 
 
 class _Schema(enum.StrEnum):
@@ -21,12 +41,13 @@ class _HashScope(enum.StrEnum):
 
 
 def load_agentic_mooncake(path: Path) -> AgenticCorpus:
-    """Read one file, line by line.
+    """Read one file, line by line. The corpus notes what has no effect.
 
     Raises: ConfigError on anything malformed.
     """
-    rows = (row for _, row in row_objects(path))
-    header = next(rows, None)
+    remarks = Remarks(path)
+    rows = row_objects(path)
+    _, header = next(rows, (1, None))
     if header is None:
         raise ConfigError("", problem="the file is empty", allowed="a v2 header and nodes", where=f"{path}:1")
     if not header.given("schema"):
@@ -43,13 +64,16 @@ def load_agentic_mooncake(path: Path) -> AgenticCorpus:
 
     nodes: list[Node] = []
     places: list[str] = []
-    for row in rows:
+    for line, row in rows:
+        remarks.unused(row, _USED, line)
         nodes.append(_node(row, block_size_tokens))
         places.append(row.where)
     if not nodes:
         raise ConfigError("", problem="a header without nodes", allowed="at least one node", where=header.where)
     graph = RequestGraph.build(block_size_tokens, nodes, places.__getitem__)
-    return AgenticCorpus(graph=graph.normalised(), source_format=source_format, source_digest=source_digest)
+    return AgenticCorpus(
+        graph=graph.normalised(), source_format=source_format, source_digest=source_digest, notes=remarks.notes()
+    )
 
 
 def _node(row: Fields, block_size_tokens: int) -> Node:

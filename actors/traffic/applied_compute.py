@@ -9,16 +9,24 @@ from itertools import accumulate, count, islice
 from pathlib import Path
 
 from g2sim.actors.kv.prompt import RunPrompt
+from g2sim.actors.traffic.remarks import Remarks
 from g2sim.actors.traffic.sessions import Session, Turn
 from g2sim.actors.traffic.synthetic import shared_blocks
 from g2sim.actors.traffic.trace_json import MAX_TOKENS, Fields, no_rows, row_objects
 
+_ARRAYS = ("assistant_response_length", "tool_call_output_length", "tool_call_latency")
+_USED = frozenset((*_ARRAYS, "num_turns", "input_prompt_length", "final_assistant_response_length"))
 _MAX_LATENCY_S = 1e300
 """Largest latency [s] that is still finite in milliseconds."""
 
 
 def load_applied_compute(
-    path: Path, *, block_size_tokens: int = 512, shared_prefix_ratio: float = 0.0, prefix_groups: int = 0
+    path: Path,
+    *,
+    block_size_tokens: int = 512,
+    shared_prefix_ratio: float = 0.0,
+    prefix_groups: int = 0,
+    remarks: Remarks | None = None,
 ) -> list[Session]:
     """Read a file, line by line.
 
@@ -29,6 +37,7 @@ def load_applied_compute(
         block_size_tokens: tokens that one block id stands for, >= 1.
         shared_prefix_ratio: part of the initial prompt's blocks that sessions of one prefix group share, 0 to 1.
         prefix_groups: groups that rows are dealt to by their line, 0 = nothing is shared.
+        remarks: takes note of what was dropped.
     Returns: sessions in file order, without arrivals: they run in a closed loop.
     Raises: ConfigError on anything malformed, with file and line.
     """
@@ -37,6 +46,8 @@ def load_applied_compute(
     sessions = []
     for line, row in row_objects(path):
         lengths, outputs, delays_ms = _turns(row)
+        if remarks is not None:
+            remarks.unused(row, _USED, line)
         ids: list[int] = []
         if prefix_groups:
             shared = shared_blocks(-(-lengths[0] // block_size_tokens), shared_prefix_ratio)
@@ -67,11 +78,7 @@ def _turns(row: Fields) -> tuple[list[int], list[int], list[float]]:
     answers = row.integers("assistant_response_length", high=MAX_TOKENS)
     tools = row.integers("tool_call_output_length", high=MAX_TOKENS)
     latencies_s = row.numbers("tool_call_latency", high=_MAX_LATENCY_S)
-    for field, values in (
-        ("assistant_response_length", answers),
-        ("tool_call_output_length", tools),
-        ("tool_call_latency", latencies_s),
-    ):
+    for field, values in zip(_ARRAYS, (answers, tools, latencies_s), strict=True):
         if len(values) != number:
             raise row.error(field, got=f"{len(values)} values", allowed=f"{number} values, as num_turns says")
     lengths = list(accumulate((answer + tool for answer, tool in zip(answers, tools, strict=True)), initial=first))

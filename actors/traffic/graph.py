@@ -80,7 +80,8 @@ class Node:
         edges: what it waits for; an edge may occur twice and then counts twice.
         play_ordinal: position of the play in its source, None where plays go by their ids.
         recorded_api_ms: recorded service time [ms], None if unknown.
-        output_token_ids, priority, strict_priority, policy_class: authored values; they enter the digest only.
+        output_token_ids: the tokens it generates, if the trace says which.
+        priority, strict_priority, policy_class: authored values; they enter the digest only.
     """
 
     request_id: str

@@ -13,9 +13,25 @@ from pathlib import Path
 import attrs
 
 from g2sim.actors.kv.prompt import RunPrompt
+from g2sim.actors.traffic.remarks import Remarks
 from g2sim.actors.traffic.sessions import Session, Turn
 from g2sim.actors.traffic.trace_json import MAX_TOKENS, U32_MAX, Fields, no_rows, row_objects
 
+_USED = frozenset(
+    (
+        "hash_ids",
+        "output_length",
+        "output_tokens",
+        "input_length",
+        "input_tokens",
+        "timestamp",
+        "created_time",
+        "session_id",
+        "delay",
+        "delay_ms",
+        "output_token_ids",
+    )
+)
 _LOWEST_MS = -sys.float_info.max
 
 
@@ -29,20 +45,28 @@ class _Draft:
     turns: list[Turn]
 
 
-def load_mooncake(path: Path, *, block_size_tokens: int = 512, closed_loop: bool = False) -> list[Session]:
+def load_mooncake(
+    path: Path, *, block_size_tokens: int = 512, closed_loop: bool = False, remarks: Remarks | None = None
+) -> list[Session]:
     """Read a file, line by line.
 
     Args:
         block_size_tokens: tokens that one hash id stands for, >= 1.
         closed_loop: arrivals do not count, so timestamps may be missing.
+        remarks: takes note of what was dropped or changed.
 
     Returns: sessions in the order of their first rows; a row without a session id is a session of its own.
     Raises: ConfigError on anything malformed, with file and line.
     """
     drafts: dict[str, _Draft] = {}
     interned: dict[int, int] = {}
+    remarks = Remarks(path) if remarks is None else remarks
+    first_ms: tuple[float, int] | None = None
     for line, row in row_objects(path):
         prompt = _prompt(row, block_size_tokens, interned)
+        if len(prompt.ids) > -(-prompt.length // block_size_tokens):
+            remarks.add("hash_ids beyond input_length dropped", line)
+        remarks.unused(row, _USED, line)
         output_tokens = row.integer("output_length", "output_tokens", high=MAX_TOKENS)
         session_id = row.string("session_id") if row.present("session_id") else f"request_{line}"
         timestamp_ms = _optional_number(row, ("timestamp", "created_time"), _LOWEST_MS)
@@ -51,6 +75,8 @@ def load_mooncake(path: Path, *, block_size_tokens: int = 512, closed_loop: bool
         if draft is None:
             _check_first_row(row, timestamp_ms, delay_ms, closed_loop)
             draft = drafts[session_id] = _Draft(session_id, timestamp_ms, None, [])
+            if timestamp_ms is not None:
+                first_ms = min(first_ms or (timestamp_ms, line), (timestamp_ms, line))
             wait_ms = 0.0
         else:
             wait_ms = _wait_ms(row, draft, timestamp_ms, delay_ms)
@@ -60,6 +86,8 @@ def load_mooncake(path: Path, *, block_size_tokens: int = 512, closed_loop: bool
         draft.turns.append(Turn(prompt=prompt, output_tokens=output_tokens, delay_ms=wait_ms, output_ids=output_ids))
     if not drafts:
         raise no_rows(path)
+    if first_ms is not None and first_ms[0] and not closed_loop:
+        remarks.add(f"timestamps changed: counted from this one, {first_ms[0]:g} ms", first_ms[1])
     return [
         Session(session_id=draft.session_id, first_arrival_ms=draft.first_arrival_ms, turns=tuple(draft.turns))
         for draft in drafts.values()

@@ -15,7 +15,7 @@ from itertools import accumulate
 import attrs
 import numpy as np
 
-from g2sim.actors.kv.prompt import ArrayPrompt, Prompt, TokenArray
+from g2sim.actors.kv.prompt import ArrayPrompt, Prompt, TokenArray, token_array
 from g2sim.actors.traffic.chacha import ChaCha12
 from g2sim.actors.traffic.request import Release, RequestSpec, RequestStatus
 
@@ -37,10 +37,6 @@ class Turn:
     delay_ms: float = 0.0
     uuid: int | None = None
     output_ids: tuple[int, ...] | None = None
-
-    def authored_ids(self) -> TokenArray | None:
-        """``output_ids`` as uint32[output_tokens]."""
-        return None if self.output_ids is None else np.array(self.output_ids, dtype=np.uint32)
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -91,8 +87,7 @@ class Accumulation:
     def output_ids(self, session_idx: int, turn_idx: int) -> TokenArray:
         """The tokens that a turn generates if it is not cut short: uint32[output_tokens]."""
         turn = self._sessions[session_idx].turns[turn_idx]
-        authored = turn.authored_ids()
-        if authored is not None:
+        if (authored := token_array(turn.output_ids)) is not None:
             return authored
         return self._plan.words(self._plan_starts[session_idx][turn_idx], turn.output_tokens)
 
@@ -176,7 +171,7 @@ class SessionDriver:
                 prompt=turn.prompt if said is None else said.prompt(session_idx, turn_idx),
                 output_tokens=turn.output_tokens,
                 uuid=turn.uuid,
-                output_ids=turn.authored_ids() if said is None else said.output_ids(session_idx, turn_idx),
+                output_ids=token_array(turn.output_ids) if said is None else said.output_ids(session_idx, turn_idx),
             )
             out.append(Release(key, ready_ms if self._concurrency is None else now_ms, spec))
         return out

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from g2sim.actors.kv.prompt import RunPrompt, TokenArray
+from g2sim.actors.rounding import round_half_away
 from g2sim.actors.traffic.chacha import ChaCha12
 from g2sim.actors.traffic.sessions import Session, Turn
 
@@ -114,7 +115,7 @@ def sessions(number: int, shape: SessionShape, arrivals_ms: Sequence[float] | No
 
 def shared_blocks(blocks: int, ratio: float) -> int:
     """How many of ``blocks`` leading blocks are shared, for a ratio from 0 to 1; halves round up."""
-    return min(blocks, math.floor(blocks * ratio + 0.5))
+    return min(blocks, round_half_away(blocks * ratio))
 
 
 def constant_arrivals_ms(number: int, interval_ms: float) -> list[float]:

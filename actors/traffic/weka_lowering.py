@@ -8,7 +8,6 @@ Owns: all rules of that inference. Refuses to know: files and field names.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -17,6 +16,7 @@ from itertools import pairwise
 import attrs
 from blake3 import blake3
 
+from g2sim.actors.rounding import round_half_away
 from g2sim.actors.traffic.graph import Edge, Node, Relation, Trigger
 from g2sim.actors.traffic.weka_reader import EPS_S, NestedBasis, WekaPlay, WekaRequest, WekaSubagent
 
@@ -156,9 +156,7 @@ def lower_play(play: WekaPlay, ordinal: int, block_size_tokens: int, basis: Nest
 
 def to_ms(seconds: float) -> float:
     """Milliseconds of a recorded duration, rounded half away from zero to whole nanoseconds; 0 if it is negative."""
-    nanoseconds = max(seconds, 0.0) * 1e9
-    whole = math.floor(nanoseconds)
-    return float(whole + 1 if nanoseconds - whole >= 0.5 else whole) / 1e6
+    return float(round_half_away(max(seconds, 0.0) * 1e9)) / 1e6
 
 
 def _unit(source_id: str, order: int, start_s: float, request: WekaRequest) -> Unit:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import HERE, Difference, check, load_case, run, same_value
@@ -26,6 +28,7 @@ SESSIONS = sorted(
     .removeprefix("real_")
     .startswith(("mooncake_", "applied_", "synthetic_", "unknown_"))
 )
+DRAWN = json.loads((HERE / "session_formats.json").read_text(encoding="utf-8"))
 GIVES_UP = [path for path in CASES if "error" in load_case(path).get("expected", {})]
 
 
@@ -65,12 +68,23 @@ def test_a_recorded_session_case_is_equal_or_refused_as_recorded(path: Path) -> 
     assert difference is None, str(difference)
 
 
+@pytest.mark.parametrize("case", DRAWN, ids=lambda case: f"{case['trace_format']}-{case['seed']}")
+def test_a_drawn_case_of_a_session_format_is_equal_or_refused_as_recorded(case: dict[str, Any]) -> None:
+    """Random traces and generated traffic, also on separate roles (``record_session_formats.py``)."""
+    difference = check(case)
+    assert difference is None, str(difference)
+
+
 def test_the_recordings_hold_every_kind_of_case() -> None:
     """A folder that was not copied must not pass for want of cases."""
     counts = {folder: sum(path.parent.name == folder for path in CASES) for folder in ("g2", "sched", "events")}
     assert counts == {"g2": 60, "sched": 66, "events": 40}
     assert len(AGENTIC) > 80
     assert len(SESSIONS) == 74
+    finished = Counter(case["trace_format"] for case in DRAWN if "expected" in case)
+    formats = ("mooncake", "mooncake-delta", "applied_compute_agentic", "synthetic", "dynamo", "agentic_mooncake")
+    assert set(finished) == set(formats)
+    assert min(finished.values()) >= 3
 
 
 @pytest.mark.parametrize("path", GIVES_UP, ids=name)
