@@ -27,6 +27,7 @@ from g2sim.actors.config import (
     Timing,
     WorkerRole,
 )
+from g2sim.bus.errors import shorten
 from g2sim.scenarios import support
 from g2sim.scenarios.agreement import settle
 from g2sim.scenarios.aic_timing import QUANT_MODES, AicTiming
@@ -234,14 +235,21 @@ def load_scenario(path: Path) -> Scenario:
     document = read_file(path)
     name = path.stem.encode(errors="replace").decode()  # a file name need not be text
     scenario = from_document(document, base_dir=path.parent, name=name)
-    if scenario.trace_path is not None and not scenario.trace_path.exists():
+    if scenario.trace_path is not None and not _exists(scenario.trace_path):
         raise document.error(
             ("traffic", "source", "paths", 0),
-            problem=f"no such file or directory: {scenario.trace_path}",
+            problem=f"no such file or directory: {shorten(str(scenario.trace_path), 300)}",
             hint="paths are relative to the scenario file",
         )
     open_pass_times(scenario.deployment, scenario.base_dir, document)  # only to find what is wrong with them
     return scenario
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no file can have such a name
+        return False
 
 
 def from_document(document: Document, *, base_dir: Path, name: str = UNNAMED) -> Scenario:
