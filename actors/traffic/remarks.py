@@ -28,7 +28,7 @@ class Remarks:
 
     def add(self, what: str, line: int) -> None:
         """``what`` happened to the row on this line."""
-        if what not in self._counts and len(self._counts) == _MOST_KINDS:
+        if what not in self._counts and len(self._counts) >= _MOST_KINDS:
             what = "further members dropped"
         self._counts[what] = self._counts.get(what, 0) + 1
         if self._counts[what] <= _SHOWN_LINES:
