@@ -13,7 +13,7 @@ from g2sim.actors.traffic.agentic import AgenticDriver
 from g2sim.actors.traffic.agentic_mooncake import load_agentic_mooncake
 from g2sim.actors.traffic.applied_compute import load_applied_compute
 from g2sim.actors.traffic.dynamo_requests import load_dynamo_requests
-from g2sim.actors.traffic.graph import AgenticCorpus
+from g2sim.actors.traffic.graph import MAX_TIME_MS, AgenticCorpus
 from g2sim.actors.traffic.mooncake import load_mooncake
 from g2sim.actors.traffic.remarks import Remarks
 from g2sim.actors.traffic.request import TrafficDriver
@@ -194,5 +194,12 @@ def _synthetic(scenario: Scenario, source: SyntheticSource | SyntheticSessionSou
 def _arrivals_ms(load: Load, count: int) -> list[float] | None:
     """Arrivals of generated requests or sessions, None in a closed loop."""
     if isinstance(load, PoissonLoad):
-        return poisson_arrivals_ms(count, load.per_second, load.seed)
-    return constant_arrivals_ms(count, load.interval_ms) if isinstance(load, ConstantRateLoad) else None
+        arrivals_ms = poisson_arrivals_ms(count, load.per_second, load.seed)
+    elif isinstance(load, ConstantRateLoad):
+        arrivals_ms = constant_arrivals_ms(count, load.interval_ms)
+    else:
+        return None
+    if arrivals_ms[-1] > MAX_TIME_MS:
+        problem = f"the last arrival is at {arrivals_ms[-1]:g} ms"
+        raise ConfigError("traffic.load", problem=problem, allowed=f"a rate that keeps it below {MAX_TIME_MS:g} ms")
+    return arrivals_ms

@@ -31,3 +31,29 @@ def test_another_seed_of_a_scenario_that_draws_gives_another_log(g2sim: Cli, tmp
     first = run("a", 7, 0)
     assert run("b", 7, "random") == first
     assert run("c", 8, 0)[1] != first[1], "another seed places requests elsewhere"
+
+
+def test_generated_conversations_are_the_same_in_every_process(g2sim: Cli, tmp_path: Path) -> None:
+    """Poisson arrivals, prefix groups and planned answers are drawn from streams of their own."""
+    session = {"turns": 3, "shared_prefix_ratio": 0.5, "prefix_groups": 2}
+    source = {"type": "synthetic-session", "new_input_tokens_per_turn": 32, "output_tokens_per_turn": 9}
+    load = {"type": "poisson", "sessions_per_second": 50.0}
+    traffic = {"source": source | {"session": session}, "load": load, "stop": {"sessions": 6}}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(changed(SMALL, "traffic", traffic)))
+    logs = set()
+    for hash_seed in (0, "random"):
+        out = tmp_path / str(hash_seed)
+        assert g2sim("run", "s.yaml", "--out", out, "--verify", hash_seed=hash_seed).returncode == 0
+        logs.add(tuple(file.read_bytes() for file in sorted(out.iterdir())))
+    assert len(logs) == 1
+
+
+def test_arrivals_beyond_the_clock_are_refused(g2sim: Cli, tmp_path: Path) -> None:
+    source = {"type": "synthetic", "input_tokens": 8, "output_tokens": 1}
+    load = {"type": "poisson", "requests_per_second": 1e-300}
+    traffic = {"source": source, "load": load, "stop": {"requests": 3}}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(changed(SMALL, "traffic", traffic)))
+    done = g2sim("run", "s.yaml", "--out", "out")
+    assert done.returncode == 2
+    assert "traffic.load: the last arrival is at " in done.stderr
+    assert not (tmp_path / "out").exists()
