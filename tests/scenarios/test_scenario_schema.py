@@ -1166,7 +1166,7 @@ class TestFiles:
         with pytest.raises(ConfigError, match="no such file or directory") as caught:
             load_scenario(path)
         assert caught.value.field == "traffic.source.paths[0]"
-        assert f"no such file or directory: {folder}/../t.jsonl; paths are relative" in str(caught.value)
+        assert f"no such file or directory: '{folder}/../t.jsonl'; paths are relative" in str(caught.value)
         line = int(str(caught.value.where).rsplit(":", 1)[1])
         assert "../t.jsonl" in path.read_text().splitlines()[line - 1]
         (tmp_path / "t.jsonl").touch()
