@@ -70,17 +70,39 @@ def outgoing(path: Path, *, shape: Shape = Shape.MAP, block_size: int = 16) -> I
     Raises: ConfigError for a file that cannot be published.
     """
     file = log_file(path)
+    if not _is_log(file):
+        yield from _lines(file, shape, block_size)
+    elif _is_capture(file):
+        yield from _captured(file)
+    else:
+        yield from _run(file, shape)
+
+
+def ranks_of(path: Path) -> list[tuple[str, int]]:
+    """The ranks that a file will publish for, in order of first appearance.
+
+    Raises: ConfigError for a file that cannot be published; JSON lines are encoded for that, to find it before anything
+    is sent.
+    """
+    file = log_file(path)
+    if not _is_log(file) or _is_capture(file):
+        return list(dict.fromkeys(item.rank for item in outgoing(file)))
+    with LogReader(file) as reader:
+        rows = (values for tag, _, _, _, values in reader.iter_raw() if tag in LOG_EVENTS)
+        return list(dict.fromkeys((f"{role}-{worker}", dp_rank) for worker, role, dp_rank, *_ in rows))
+
+
+def _is_log(file: Path) -> bool:
     try:
         with file.open("rb") as start:
-            is_log = start.read(len(MAGIC)) == MAGIC
+            return start.read(len(MAGIC)) == MAGIC
     except OSError as failure:
         raise ConfigError("", where=str(file), problem=f"cannot read it: {failure.strerror}") from failure
-    if not is_log:
-        yield from _lines(file, shape, block_size)
-        return
+
+
+def _is_capture(file: Path) -> bool:
     with LogReader(file) as reader:
-        captured = MESSAGE in reader.header.events
-    yield from _captured(file) if captured else _run(file, shape)
+        return MESSAGE in reader.header.events
 
 
 def _captured(path: Path) -> Iterator[Outgoing]:
@@ -314,8 +336,3 @@ class Publishers:
             self.by_rank[item.rank].send(item.message)
             sent += 1
         return sent
-
-
-def ranks_of(path: Path) -> list[tuple[str, int]]:
-    """The ranks that a file will publish for, in order of first appearance."""
-    return list(dict.fromkeys(item.rank for item in outgoing(path, block_size=16)))

@@ -9,6 +9,7 @@ kinds, is refused.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ from g2sim.scenarios.run_folder import log_file
 from g2sim.scenarios.validate import Bad, BatchArrived, Item, LogRecord, LogSettings, Source, Validator
 
 MAX_LINE_BYTES: Final = 16 * 2**20
+READ_AHEAD: Final = 64
+"""Items decoded in one go and then checked in one go; each loop alone fits the processor's caches better than both."""
 _POOL_TAGS: Final = frozenset(
     ("hp.join", "hp.left", "hp.prep", "hp.land", "hp.evict", "hp.load", "hp.done", "tr.arr", "wk.fin")
 )
@@ -94,14 +97,14 @@ def check_files(paths: Sequence[Path], validator: Validator) -> int:
     for path in paths:
         source, items = open_stream(path)
         validator.begin(source)
-        last = 0
+        number = 0
         feed = validator.feed
-        for number, item in items:
-            last = number
-            feed(number, item)
-            if type(item) is not Bad:
-                good += 1
-        validator.end(last)
+        while ahead := list(itertools.islice(items, READ_AHEAD)):
+            for number, item in ahead:
+                feed(number, item)
+                if type(item) is not Bad:
+                    good += 1
+        validator.end(number)
     return good
 
 

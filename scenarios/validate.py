@@ -70,7 +70,7 @@ class Options:
     keep: int = 100
 
 
-@attrs.frozen(slots=True)
+@attrs.define(slots=True)
 class BatchArrived:
     """A vLLM batch from a named publisher. ``number`` is its sequence number."""
 
@@ -198,8 +198,7 @@ class Validator:
         self._source = source
         self._table = TIERS[source.form]
         self._modes.add(self._copies())
-        if source.form == "log":
-            self._pools = PoolAudit(self._say_pool, self._settings.host_blocks)
+        self._set(LogSettings({}, {}, {}))
 
     def end(self, place: int) -> None:
         """The source is read."""
@@ -224,8 +223,7 @@ class Validator:
         elif isinstance(item, Snapshot):
             self._snapshot(where, item)
         elif isinstance(item, LogSettings):
-            self._settings = item
-            self._pools = PoolAudit(self._say_pool, item.host_blocks)
+            self._set(item)
         elif isinstance(item, Bad):
             self._say(item.code, where, None, None, item.problem)
 
@@ -277,8 +275,11 @@ class Validator:
         rank = self._ranks.get(key)
         if rank is None or rank.left:
             rank = self._rank(where, key, None)
-        placed = [item for event in batch.events for item in self._placed(where, key, rank, event)]
-        rank.state.deliver(Delivery(batch.number, tuple(placed), where, batch.replayed))
+        if len(batch.events) == 1:
+            placed = self._placed(where, key, rank, batch.events[0])
+        else:
+            placed = tuple([item for event in batch.events for item in self._placed(where, key, rank, event)])
+        rank.state.deliver(Delivery(batch.number, placed, where, batch.replayed))
 
     def _placed(
         self, where: Place, key: tuple[str | int, int], rank: _Rank, event: StreamEvent
@@ -312,9 +313,8 @@ class Validator:
             self._say("KV203", where, key, event, f"{what}; set aside")
             return ()
         self.tiers[tier or DEVICE] += 1
-        kinds = set(map(type, event.hashes))
-        if not kinds <= rank.kinds:
-            rank.kinds |= kinds
+        if not rank.kinds.issuperset(map(type, event.hashes)):
+            rank.kinds.update(map(type, event.hashes))
             if len(rank.kinds) > 1:
                 names = " and ".join(sorted(HASH_KINDS[kind] for kind in rank.kinds))
                 self._say("KV004", where, key, event, f"{names}; {HASH_RULE}")
@@ -337,18 +337,27 @@ class Validator:
             self._start_anew(key, rank)
         return rank
 
-    def _new_state(self, key: tuple[str | int, int]) -> RankState:
+    def _set(self, settings: LogSettings) -> None:
+        """What a log's header says holds for that log only."""
+        self._settings = settings
+        self._pools = PoolAudit(self._say_pool, settings.host_blocks) if self._source.form == "log" else None
+        for key, rank in self._ranks.items():
+            rank.state.limit(self._capacities(key))
+
+    def _capacities(self, key: tuple[str | int, int]) -> dict[str, int]:
         role = str(key[0]).rpartition("-")[0]
         capacities = dict(self.options.capacities)
         for tier, known in ((DEVICE, self._settings.device_blocks), (HOST, self._settings.host_blocks)):
             if role in known:
                 capacities[tier] = known[role]
+        return capacities
 
+    def _new_state(self, key: tuple[str | int, int]) -> RankState:
         def report(code: str, place: Place, event: StreamEvent | None, problem: str, severity: Severity | None) -> None:
             self._say(code, place, key, event, problem, severity)
 
         counted = self._copies() == Copies.COUNTED
-        return RankState(report, counted=counted, strict=self.options.strict, capacities=capacities)
+        return RankState(report, counted=counted, strict=self.options.strict, capacities=self._capacities(key))
 
     def _copies(self) -> Copies:
         if self.options.copies is not Copies.AUTO:

@@ -47,6 +47,9 @@ Entry = tuple[int | None, Hash | None, int, int]
 Report = Callable[[str, Place, StreamEvent | None, str, Severity | None], None]
 """Takes code, place, event, problem, and a severity when it is not the rule's own."""
 
+Contents = tuple[tuple[Any, ...], ...]
+"""What a delivery says of blocks, one entry an event."""
+
 Undo = list[tuple[dict[Any, Any], Any, Any]]
 
 
@@ -105,7 +108,7 @@ class RankState:
         self._counted = counted
         self._strict = strict
         self._capacities = capacities
-        self._over: set[str] = set()
+        self._over: set[str] = set()  # tiers found over their capacity, until they are below it again
         self._waiting: dict[Hash, tuple[Hash, ...]] = {}
         self._unplaced = 0
         self._steps: deque[_Step] = deque()
@@ -114,8 +117,8 @@ class RankState:
         self._lost: str | None = None
         self._tainted: str | None = None
         self._covered_to = -1
-        self._first: Delivery | None = None
-        self._recent: deque[Delivery] = deque(maxlen=RECENT)
+        self._first: tuple[int, Contents] | None = None
+        self._recent: deque[tuple[int, Contents]] = deque(maxlen=RECENT)
         self._step: _Step | None = None
         self._last_ms: float | None = None
 
@@ -158,6 +161,11 @@ class RankState:
         """Number of nodes and of look-up entries held; both 0 for an empty rank."""
         return len(self.blocks), len(self._waiting)
 
+    def limit(self, capacities: dict[str, int]) -> None:
+        """Other capacities hold from here on."""
+        self._capacities = capacities
+        self._over.clear()
+
     # -- order
 
     def deliver(self, delivery: Delivery, *, shared_numbers: bool = False) -> None:
@@ -165,14 +173,14 @@ class RankState:
         number, expected = delivery.number, self.next_number
         if number == expected and not self.missing and not self._held:
             self.next_number = number + 1
-            self._recent.append(delivery)
+            self._recent.append((number, _contents(delivery)))
             self._apply(delivery, None)
             return
         if number <= self._covered_to:
             self.covered += 1
             return
         if expected is None:
-            self._first = delivery
+            self._first = (number, _contents(delivery))
             if number:
                 self._report("KV105", delivery.place, _head(delivery), f"the stream begins at id {number}", None)
                 self.missing.append((0, number - 1, delivery.place, True))
@@ -226,7 +234,7 @@ class RankState:
     def _take(self, delivery: Delivery, *, again: bool = False) -> None:
         if not again:
             self.next_number = delivery.number + 1
-        self._recent.append(delivery)
+        self._recent.append((delivery.number, _contents(delivery)))
         self.settle()
         if self.missing:
             self._apply_step(delivery)
@@ -275,7 +283,7 @@ class RankState:
             self._report("KV601", delivery.place, event, f"id {number} came after {self.next_number}", severity)
         problem = f"id {number} came after id {(self.next_number or 0) - 1} and took its place"
         self._report("KV106", delivery.place, event, problem, severity)
-        self._recent.append(delivery)
+        self._recent.append((number, _contents(delivery)))
         self._apply_step(delivery)
         if not self.missing:
             self.settle()
@@ -289,16 +297,15 @@ class RankState:
                 harmless = self.exact
                 self._report("KV107", delivery.place, event, problem, Severity.NOTE if harmless else None)
                 return
-        seen = [old for old in self._recent if old.number == number]
-        if self._first is not None and self._first.number == number:
-            seen.append(self._first)
-        if any(_same(old, delivery) for old in seen):
+        remembered = self._recent if self._first is None else (*self._recent, self._first)
+        seen = [contents for known, contents in remembered if known == number]
+        if _contents(delivery) in seen:
             self._report("KV102", delivery.place, event, f"id {number} came before with the same content", None)
         elif number == 0 and self.next_number != 1:
             problem = f"id 0 follows id {(self.next_number or 0) - 1}; taken as a restart with empty caches"
             self._report("KV104", delivery.place, event, problem, None)
             self.reset()
-            self._first = delivery
+            self._first = (0, _contents(delivery))
             self._take(delivery)
         elif seen:
             self._report("KV103", delivery.place, event, f"id {number} came before with other content", None)
@@ -640,9 +647,6 @@ def _head(delivery: Delivery) -> StreamEvent | None:
     return delivery.events[0][0] if delivery.events else None
 
 
-def _same(one: Delivery, other: Delivery) -> bool:
-    return [_content(event) for event, _ in one.events] == [_content(event) for event, _ in other.events]
-
-
-def _content(event: StreamEvent) -> tuple[Any, ...]:
-    return event.kind, event.medium, event.hashes, event.parent, event.position
+def _contents(delivery: Delivery) -> Contents:
+    """What tells a repeat from a reused id. Tokens are left out: they follow from the hashes, and are long."""
+    return tuple([(e.kind, e.medium, e.hashes, e.parent, e.position) for e, _ in delivery.events])

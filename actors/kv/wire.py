@@ -101,7 +101,8 @@ class WireError(SimError):
         return WireError(f"{outer}.{self.place}" if self.place else outer, self.problem)
 
 
-@attrs.frozen(kw_only=True, slots=True)
+# The values of this module are made by the million, and to freeze one doubles the time to make it; nobody changes them.
+@attrs.define(kw_only=True, slots=True, unsafe_hash=True)
 class EngineFields:
     """What only an engine says of a stored run: its tokens, and what else is part of a block's identity.
 
@@ -124,7 +125,7 @@ class EngineFields:
     locality: str | None = None
 
 
-@attrs.frozen(kw_only=True, slots=True)
+@attrs.define(kw_only=True, slots=True, unsafe_hash=True)
 class StreamEvent:
     """One KV event as its form says it.
 

@@ -13,9 +13,10 @@ What is written is what vLLM writes: fields without a default always, the others
 from __future__ import annotations
 
 import enum
+import math
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -23,12 +24,10 @@ import msgpack
 
 from g2sim.actors.kv.wire import (
     CLEARED,
-    I64_MIN,
     MAX_HASHES,
     OTHER,
     REMOVED,
     STORED,
-    U64_MAX,
     EngineFields,
     Hash,
     StreamEvent,
@@ -44,7 +43,7 @@ from g2sim.bus.errors import shorten
 MAX_PAYLOAD_BYTES: Final = 64 * 2**20
 MAX_TOPIC_BYTES: Final = 4096
 END_OF_REPLAY: Final = b"\xff" * 8
-_INTEGERS: Final = {int}
+_INTEGERS: Final = frozenset((int,))
 _NUMBER: Final = struct.Struct(">Q")
 
 _STORED: Final = (
@@ -70,6 +69,7 @@ _REMOVED: Final = (
     "locality",
 )
 _FIELDS: Final = {"BlockStored": _STORED, "BlockRemoved": _REMOVED, "AllBlocksCleared": ()}
+_KEYS: Final = {tag: frozenset(("type", *fields)) for tag, fields in _FIELDS.items()}
 _ALWAYS: Final = {"BlockStored": 7, "BlockRemoved": 2, "AllBlocksCleared": 0}
 """How many of the fields have no default and are always written."""
 _TAGS: Final = {STORED: "BlockStored", REMOVED: "BlockRemoved", CLEARED: "AllBlocksCleared"}
@@ -89,7 +89,7 @@ class ReplayLayout(enum.StrEnum):
     TOPIC = "topic"
 
 
-@attrs.frozen(kw_only=True, slots=True)
+@attrs.define(kw_only=True, slots=True, unsafe_hash=True)
 class Batch:
     """One payload. ``ts_s`` is in seconds; ``dp_rank`` None means that the publisher does not say."""
 
@@ -98,7 +98,7 @@ class Batch:
     dp_rank: int | None
 
 
-@attrs.frozen(kw_only=True, slots=True)
+@attrs.define(kw_only=True, slots=True, unsafe_hash=True)
 class Message:
     """The frames of a live message or a replay answer. ``topic`` None: the layout has none. ``end``: end of replay."""
 
@@ -191,26 +191,21 @@ def decode_batch(payload: bytes, *, event_id: int | None = None, replayed: bool 
     """
     _payload(payload)
     try:
-        value = msgpack.unpackb(payload, ext_hook=_refuse_extension, timestamp=0)
+        value = msgpack.unpackb(payload, use_list=False, ext_hook=_refuse_extension, timestamp=0)
     except (ValueError, TypeError, RecursionError) as error:
         text = str(error) or "bytes are not one value"
         raise WireError("payload", f"not msgpack: {type(error).__name__}: {shorten(text)}") from error
-    if type(value) is not list or len(value) != 3:
-        got = f"{len(value)} elements" if type(value) is list else f"a {type(value).__name__}"
+    if type(value) is not tuple or len(value) != 3:
+        got = f"{len(value)} elements" if type(value) is tuple else f"a {type(value).__name__}"
         raise WireError("batch", f"got {got}, allowed: an array of 3 (seconds, events, rank)")
     ts_s, events, dp_rank = value
-    if type(ts_s) not in (int, float):
-        raise WireError("batch[0]", f"got {shorten(ts_s)}, allowed: seconds as a number")
-    check_optional(ts_s, (int, float), "batch[0]")
-    if type(events) is not list or len(events) > MAX_HASHES:
+    if type(events) is not tuple or len(events) > MAX_HASHES:
         raise WireError("batch[1]", f"got {shorten(events)}, allowed: an array of at most {MAX_HASHES} events")
     if dp_rank is not None:
         check_count(dp_rank, "batch[2]", limit=2**32 - 1)
-    try:
-        ts_ms = ts_s * 1000.0
-        check_optional(ts_ms, float, "batch[0]")
-    except OverflowError:
-        raise WireError("batch[0]", f"got {shorten(ts_s)}, allowed: seconds as a number") from None
+    ts_ms = ts_s * 1000.0 if type(ts_s) in (int, float) else math.nan  # an integer of msgpack has 64 bits
+    if not math.isfinite(ts_ms):
+        raise WireError("batch[0]", f"got {shorten(ts_s)}, allowed: seconds as a finite number")
     made: list[StreamEvent] = []
     for item in events:
         try:
@@ -274,110 +269,125 @@ def _wire_hash(value: Hash, place: str) -> int | bytes:
 
 def _read_event(value: Any, dp_rank: int | None, event_id: int | None, ts_ms: float, replayed: bool) -> StreamEvent:
     beyond: list[tuple[str, Any]] = []
+    get: Any
     if type(value) is dict:
-        fields = dict(value)
-        tag = fields.pop("type", None)
-        known = _FIELDS.get(tag) if type(tag) is str else None
+        get = value.get
+        tag = get("type")
+        known = _KEYS.get(tag) if type(tag) is str else None
         if known is None:
-            beyond = list(fields.items())
-        else:
-            beyond = [(key, item) for key, item in fields.items() if key not in known]
-    elif type(value) is list and value:
+            beyond = [(key, item) for key, item in value.items() if key != "type"]
+        elif not value.keys() <= known:
+            beyond = [(key, item) for key, item in value.items() if key not in known]
+    elif type(value) is tuple and value:
         tag, *row = value
-        known = _FIELDS.get(tag) if type(tag) is str else None
-        if known is None:
-            fields, beyond = {}, [("fields", row)]
+        fields = _FIELDS.get(tag) if type(tag) is str else None
+        if fields is None:
+            get, beyond = {}.get, [("fields", row)]
         else:
-            fields = dict(zip(known, row, strict=False))
-            beyond = [(f"@{idx}", row[idx]) for idx in range(len(known), len(row))]
+            get = dict(zip(fields, row, strict=False)).get
+            beyond = [(f"@{idx}", row[idx]) for idx in range(len(fields), len(row))]
     else:
         raise WireError("", f"got {shorten(value)}, allowed: a tagged array or a map with a type")
     if type(tag) is not str or len(tag) > 128:
         raise WireError("type", f"got {shorten(tag)}, allowed: an event tag")
-    more = tuple((key, frozen(item, key[:40])) for key, item in beyond)
-    if known is None:
+    more = tuple((key, frozen(item, key[:40])) for key, item in beyond) if beyond else ()
+    if tag == "BlockStored":
+        engine = _engine(get)
+        parent = get("parent_block_hash")
         return StreamEvent(
-            kind=OTHER, tag=tag, dp_rank=dp_rank, event_id=event_id, ts_ms=ts_ms, replayed=replayed, more=more
+            kind=STORED,
+            dp_rank=dp_rank,
+            event_id=event_id,
+            ts_ms=ts_ms,
+            medium=_text(get("medium"), "medium"),
+            hashes=_hashes(get("block_hashes")),
+            parent=parent if parent is None or type(parent) is int else _hash(parent, "parent_block_hash"),
+            # A run with tokens and without a parent begins a prompt; an offload placeholder has neither.
+            root=parent is None and bool(engine.token_ids),
+            group_idx=_integer(get("group_idx"), "group_idx"),
+            replayed=replayed,
+            engine=engine,
+            more=more,
+        )
+    if tag == "BlockRemoved":
+        return StreamEvent(
+            kind=REMOVED,
+            dp_rank=dp_rank,
+            event_id=event_id,
+            ts_ms=ts_ms,
+            medium=_text(get("medium"), "medium"),
+            hashes=_hashes(get("block_hashes")),
+            group_idx=_integer(get("group_idx"), "group_idx"),
+            replayed=replayed,
+            engine=_group(get),
+            more=more,
         )
     if tag == "AllBlocksCleared":
         return StreamEvent(kind=CLEARED, dp_rank=dp_rank, event_id=event_id, ts_ms=ts_ms, replayed=replayed, more=more)
-    get = fields.get
-    stored = tag == "BlockStored"
-    engine = _engine(get, stored)
-    parent = get("parent_block_hash") if stored else None
-    if parent is not None:
-        check_hash(parent, "parent_block_hash")
-        if type(parent) is str:
-            raise WireError("parent_block_hash", f"got {shorten(parent)}, allowed: an integer or bytes")
     return StreamEvent(
-        kind=STORED if stored else REMOVED,
-        dp_rank=dp_rank,
-        event_id=event_id,
-        ts_ms=ts_ms,
-        medium=_text(get("medium"), "medium"),
-        hashes=_hashes(get("block_hashes")),
-        parent=parent,
-        # A run with tokens and without a parent begins a prompt; an offload placeholder has neither.
-        root=stored and parent is None and engine is not None and bool(engine.token_ids),
-        group_idx=_integer(get("group_idx"), "group_idx"),
-        replayed=replayed,
-        engine=engine,
-        more=more,
+        kind=OTHER, tag=tag, dp_rank=dp_rank, event_id=event_id, ts_ms=ts_ms, replayed=replayed, more=more
     )
 
 
 def _hashes(value: Any) -> tuple[Hash, ...]:
-    if type(value) is not list or len(value) > MAX_HASHES:
+    if type(value) is not tuple or len(value) > MAX_HASHES:
         raise WireError("block_hashes", f"got {shorten(value)}, allowed: an array of at most {MAX_HASHES} hashes")
-    if set(map(type, value)) == _INTEGERS and min(value) >= I64_MIN and max(value) <= U64_MAX:
-        return tuple(value)
-    for idx, item in enumerate(value):
-        check_hash(item, f"block_hashes[{idx}]")
-        if type(item) is str:
-            raise WireError(f"block_hashes[{idx}]", f"got {shorten(item)}, allowed: an integer or bytes")
-    return tuple(value)
+    if not _INTEGERS.issuperset(map(type, value)):  # integers of msgpack have 64 bits
+        for idx, item in enumerate(value):
+            _hash(item, f"block_hashes[{idx}]")
+    return value
 
 
-def _engine(get: Any, stored: bool) -> EngineFields | None:
-    kind = _text(get("kv_cache_spec_kind"), "kv_cache_spec_kind")
-    window = _integer(get("kv_cache_spec_sliding_window"), "kv_cache_spec_sliding_window")
-    locality = _text(get("locality"), "locality")
-    if not stored:
-        if kind is None and window is None and locality is None:
-            return None
-        return EngineFields(spec_kind=kind, sliding_window=window, locality=locality)
-    tokens = get("token_ids")
-    tokens = [] if tokens is None else tokens
-    if type(tokens) is not list:
+def _hash(value: Any, place: str) -> Hash:
+    if type(value) is str:
+        raise WireError(place, f"got {shorten(value)}, allowed: an integer or bytes")
+    return check_hash(value, place)
+
+
+def _group(get: Callable[[str], Any]) -> EngineFields | None:
+    """What a removal says of its KV cache group."""
+    kind, window, locality = get("kv_cache_spec_kind"), get("kv_cache_spec_sliding_window"), get("locality")
+    if kind is None and window is None and locality is None:
+        return None
+    return EngineFields(
+        spec_kind=_text(kind, "kv_cache_spec_kind"),
+        sliding_window=_integer(window, "kv_cache_spec_sliding_window"),
+        locality=_text(locality, "locality"),
+    )
+
+
+def _engine(get: Callable[[str], Any]) -> EngineFields:
+    tokens, extra, size = get("token_ids"), get("extra_keys"), get("block_size")
+    if tokens is None:
+        tokens = ()
+    elif type(tokens) is not tuple:
         raise WireError("token_ids", f"got {shorten(tokens)}, allowed: an array of integers")
     try:
         array("I", tokens)
     except (TypeError, ValueError, OverflowError):
         raise WireError("token_ids", "a token id is not an integer of 0 .. 2**32 - 1") from None
-    extra = get("extra_keys")
-    if extra is not None and type(extra) is not list:
+    if extra is not None and type(extra) is not tuple:
         raise WireError("extra_keys", f"got {shorten(extra)}, allowed: an array, one entry a block")
-    size = get("block_size")
     if type(size) is not int or not 0 <= size <= 2**31:
         size = 0 if size is None else check_count(size, "block_size", limit=2**31)
     return EngineFields(
-        token_ids=tuple(tokens),
+        token_ids=tokens,
         block_size=size,
         lora_id=_integer(get("lora_id"), "lora_id"),
         lora_name=_text(get("lora_name"), "lora_name"),
         extra_keys=None if extra is None else frozen(extra, "extra_keys"),
-        spec_kind=kind,
-        sliding_window=window,
-        locality=locality,
+        spec_kind=_text(get("kv_cache_spec_kind"), "kv_cache_spec_kind"),
+        sliding_window=_integer(get("kv_cache_spec_sliding_window"), "kv_cache_spec_sliding_window"),
+        locality=_text(get("locality"), "locality"),
     )
 
 
 def _text(value: Any, name: str) -> Any:
-    return value if value is None else check_optional(value, str, name)
+    return value if value is None or type(value) is str else check_optional(value, str, name)
 
 
 def _integer(value: Any, name: str) -> Any:
-    return value if value is None else check_optional(value, int, name)
+    return value if value is None or type(value) is int else check_optional(value, int, name)
 
 
 def _refuse_extension(code: int, _data: bytes) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from g2sim.bus.log import LogReader, LogWriter
 from g2sim.scenarios.run import run_scenario
 from g2sim.scenarios.schema import load_scenario
 from g2sim.scenarios.state_fold import StateFold
+from g2sim.scenarios.stream_sources import check_files
+from g2sim.scenarios.validate import Validator
 
 LIBRARY = Path(__file__).parents[2] / "scenarios" / "library"
 SCENARIO = {
@@ -109,14 +112,17 @@ def told_later(worker: int, number: int) -> list[Any]:
     return [stored(worker, number, 2, 4), removed]
 
 
-def codes_of(tmp_path: Path, events: Iterable[Any]) -> list[str]:
-    path = tmp_path / "events.g2log"
+def written(path: Path, events: Iterable[Any]) -> Path:
     with path.open("wb") as file:
         writer = LogWriter(file, version="0", seed=1, scenario=SCENARIO)
         for number, event in enumerate(events):
             writer.append(Record(float(number), "test", number, event))
         writer.finish("finished")
-    validator, _ = checked(path)
+    return path
+
+
+def codes_of(tmp_path: Path, events: Iterable[Any]) -> list[str]:
+    validator, _ = checked(written(tmp_path / "events.g2log", events))
     return [finding.code for finding in validator.findings.kept]
 
 
@@ -203,3 +209,19 @@ def test_a_cut_log_is_checked_as_far_as_it_goes(library_run: Path, tmp_path: Pat
         validator, verdicts = checked(path)
         assert [f.code for f in validator.findings.kept if f.code != "KV703"] == ["KV002"]
         assert verdicts
+
+
+def test_capacities_of_a_log_hold_for_that_log_only(tmp_path: Path) -> None:
+    """The worker goes on in JSON lines, which say nothing of room, and then in a log that has less of it."""
+    validator = Validator()
+    log = written(tmp_path / "a.g2log", [stored(0, 0, 0, 2, "device")])
+    more = tmp_path / "more.jsonl"
+    line = {"worker_id": "aggregated-0", "event_id": 1, "tier": "Device", "kind": "Stored", "parent_hash": CHAIN[1]}
+    more.write_text(json.dumps(line | {"block_hashes": list(range(1, 9)), "start_position": 2}) + "\n")
+    again = written(
+        tmp_path / "b.g2log", [attrs.evolve(stored(0, 2, 0, 1, "device"), block_hashes=(9,), token_hashes=(9,))]
+    )
+    check_files([log, more], validator)
+    assert not validator.findings.kept
+    check_files([again], validator)
+    assert [finding.problem for finding in validator.findings.kept] == ["device holds 11 blocks, capacity 4"]
