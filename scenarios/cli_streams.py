@@ -59,6 +59,13 @@ def _listening(for_help: str) -> Callable[[Callable[..., None]], Callable[..., N
 @click.option("--select", multiple=True, metavar="RULES", help="Only these rules: codes, starts of codes, families.")
 @click.option("--ignore", multiple=True, metavar="RULES", help="All rules but these.")
 @click.option(
+    "--mode",
+    type=click.Choice(["true", "dynamo"]),
+    default="true",
+    show_default=True,
+    help="Residency as it is; or also what Dynamo's index would know, with the difference.",
+)
+@click.option(
     "--copies",
     type=click.Choice(["auto", "counted", "logical"]),
     default="auto",
@@ -86,6 +93,7 @@ def validate(
     as_json: bool,
     select: tuple[str, ...],
     ignore: tuple[str, ...],
+    mode: str,
     copies: str,
     placement: str,
     capacity: tuple[tuple[str, int], ...],
@@ -104,10 +112,11 @@ def validate(
     """
     from g2sim.scenarios.run import program_version
     from g2sim.scenarios.stream_sources import check_files
-    from g2sim.scenarios.validate import Copies, Options, Validator, report_json, report_lines, report_value
+    from g2sim.scenarios.validate import Copies, Mode, Options, Validator, report_json, report_lines, report_value
     from g2sim.scenarios.validate_rules import Severity, choose
 
     options = Options(
+        mode=Mode(mode),
         codes=choose(select, ignore),
         copies=Copies(copies),
         strict=placement == "strict",

@@ -35,6 +35,7 @@ from g2sim.actors.kv.wire import (
 )
 from g2sim.actors.kv.wire_neutral import JOINED, Membership, Snapshot
 from g2sim.bus.errors import shorten
+from g2sim.scenarios.validate_dynamo import DynamoView, Known
 from g2sim.scenarios.validate_pools import PoolAudit, RankId
 from g2sim.scenarios.validate_rules import BY_CODE, Finding, Findings, Severity, choose
 from g2sim.scenarios.validate_state import Change, Delivery, Place, RankState, describe, show
@@ -52,6 +53,13 @@ class Copies(enum.StrEnum):
     LOGICAL = "logical"
 
 
+class Mode(enum.StrEnum):
+    """TRUE: residency as it is. DYNAMO: also what Dynamo's index would know, with the difference."""
+
+    TRUE = "true"
+    DYNAMO = "dynamo"
+
+
 @attrs.frozen(kw_only=True)
 class Options:
     """How to check.
@@ -62,6 +70,7 @@ class Options:
         shared_host: all ranks see one host pool and must agree on it at the end.
     """
 
+    mode: Mode = Mode.TRUE
     codes: frozenset[str] = attrs.Factory(choose)
     copies: Copies = Copies.AUTO
     strict: bool = False
@@ -139,6 +148,7 @@ class Verdict:
     Attributes:
         reason: why its state is not exact, None when it is; ``since`` says where that began.
         blocks: copies by tier.
+        dynamo: in mode dynamo, what Dynamo's index knows of each tier.
     """
 
     worker: str | int
@@ -148,6 +158,7 @@ class Verdict:
     left: bool
     events: int
     blocks: dict[str, int]
+    dynamo: dict[str, Known] | None
     gaps: list[tuple[int, int]]
     changes: list[tuple[str, str | None]]
 
@@ -157,6 +168,8 @@ class Verdict:
         state = "exact" if self.reason is None else f"not exact since {self.since}: {self.reason}"
         gone = ", has left" if self.left else ""
         back = "" if len(self.changes) < 2 else f" (changed {len(self.changes) - 1} times)"
+        if self.dynamo is not None:
+            held += "; Dynamo's index: " + ", ".join(f"{tier} {known.text()}" for tier, known in self.dynamo.items())
         return f"{name}: {state}{back}; {self.events} events; {held}{gone}"
 
 
@@ -170,6 +183,7 @@ class Validator:
 
     Attributes:
         findings: what was found so far.
+        dynamo: what Dynamo's index would know, in that mode.
         tiers: number of events by tier, or by what was set aside and why.
     """
 
@@ -190,6 +204,7 @@ class Validator:
         self._names: dict[tuple[Hash | None, Any], Hash] = {}
         self._plays: dict[Hash, str] = {}
         self._modes: set[str] = set()
+        self.dynamo = DynamoView(self._say) if self.options.mode is Mode.DYNAMO else None
 
     # -- input
 
@@ -266,6 +281,8 @@ class Validator:
         shared = self._source.form == "dynamo"
         if event.event_id is None:
             return
+        if self.dynamo is not None:
+            self.dynamo.deliver(where, key, event.event_id, (event,), self._source.form)
         rank.state.deliver(Delivery(event.event_id, placed, where, event.replayed), shared_numbers=shared)
         if self._pools is not None and placed and placed[0][1] == HOST and event.kind != CLEARED:
             self._pools.announced(where, key, event.kind == STORED, event.hashes)  # type: ignore[arg-type]
@@ -275,6 +292,8 @@ class Validator:
         rank = self._ranks.get(key)
         if rank is None or rank.left:
             rank = self._rank(where, key, None)
+        if self.dynamo is not None:
+            self.dynamo.deliver(where, key, batch.number, batch.events, self._source.form)
         if len(batch.events) == 1:
             placed = self._placed(where, key, rank, batch.events[0])
         else:
@@ -383,6 +402,8 @@ class Validator:
                     self._ranks[key].state.finish(where)
             for key in keys:
                 self._start_anew(key, self._ranks[key])
+                if self.dynamo is not None:
+                    self.dynamo.forget(key)
             return
         if not here:
             self._say("KV611", where, who, None, "leaves but is not there")
@@ -391,6 +412,8 @@ class Validator:
             rank.state.finish(where)
             self._start_anew(key, rank)
             rank.left = True
+            if self.dynamo is not None:
+                self.dynamo.forget(key)
 
     def _snapshot(self, where: Place, item: Snapshot) -> None:
         key = (item.worker_id, item.dp_rank)
@@ -404,6 +427,8 @@ class Validator:
                 runs.append(event)
                 tiers.append(tier or DEVICE)
         rank.state.restore(runs, tiers, item.last_event_id, where)
+        if self.dynamo is not None:
+            self.dynamo.restore(where, key, item.runs, item.last_event_id, self._source.form)
 
     # -- hash agreement
 
@@ -522,6 +547,7 @@ class Validator:
             left=rank.left,
             events=rank.past_events + state.events,
             blocks=dict(state.copies),
+            dynamo=None if self.dynamo is None else self.dynamo.known(key, state.resident),
             gaps=state.open_gaps(),
             changes=changes,
         )
@@ -533,7 +559,7 @@ def report_value(validator: Validator, verdicts: Sequence[Verdict], version: str
     return {
         "schema": REPORT_SCHEMA,
         "version": version,
-        "mode": "true",
+        "mode": validator.options.mode.value,
         "copies": validator.copies_used(),
         "placement": "strict" if validator.options.strict else "lenient",
         "hash_rule": HASH_RULE,
@@ -564,7 +590,8 @@ def report_lines(validator: Validator, verdicts: Sequence[Verdict], *, most: int
     by_tier = ", ".join(f"{tier} {count}" for tier, count in sorted(validator.tiers.items())) or "none"
     lines.append(f"events by tier: {by_tier}")
     placement = "strict" if validator.options.strict else "lenient"
-    lines.append(f"mode true, copies {' and '.join(validator.copies_used()) or 'logical'}, placement {placement}")
+    copies = " and ".join(validator.copies_used()) or "logical"
+    lines.append(f"mode {validator.options.mode}, copies {copies}, placement {placement}")
     if any("medium" in tier for tier in validator.tiers):
         lines.append("tiers by spelling: " + "; ".join(f"{form} {text} {tier}" for form, text, tier in tier_table()))
     if validator.findings.of("KV004"):

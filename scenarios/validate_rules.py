@@ -86,6 +86,13 @@ RULES: Final = (
     Rule("KV903", "tokens-hash", "hash", _E, "a tokens hash is not that of the token ids"),
     Rule("KV904", "chain-hash", "hash", _E, "a block hash is not that of its parent and its tokens hash"),
     Rule("KV905", "token-count", "hash", _W, "the number of token ids does not fit blocks and block size"),
+    Rule("KV951", "dynamo-batch", "dynamo", _W, "mode dynamo: its indexer drops a batch, as stale or as unreadable"),
+    Rule(
+        "KV952", "dynamo-parent", "dynamo", _W, "mode dynamo: a device run is refused, its parent is not in the index"
+    ),
+    Rule("KV953", "dynamo-edge", "dynamo", _W, "mode dynamo: a host run ends at an edge that contradicts it"),
+    Rule("KV954", "dynamo-filter", "dynamo", _W, "mode dynamo: an event, or part of it, is dropped before the index"),
+    Rule("KV955", "dynamo-below", "dynamo", _W, "mode dynamo: a removal forgets blocks that are still resident"),
 )
 BY_CODE: Final = {rule.code: rule for rule in RULES}
 

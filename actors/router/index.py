@@ -9,7 +9,7 @@ stream which a real router would misread is misread in the same way. Recordings:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 
 import attrs
 
@@ -67,6 +67,10 @@ class DeviceIndex:
     def blocks(self, place: int) -> int:
         """Handles that a place has; blocks it holds, unless it uses hashes of its own."""
         return len(self._handles[place])
+
+    def hashes(self, place: int) -> KeysView[int]:
+        """Those handles; a view, which follows what happens."""
+        return self._handles[place].keys()
 
     def store(self, place: int, parent: int | None, block_hashes: Sequence[int], tokens_hashes: Sequence[int]) -> bool:
         """A run of blocks became resident. False, and nothing is changed, if this place does not know ``parent``."""
@@ -192,6 +196,10 @@ class HostIndex:
     def blocks(self, place: int) -> int:
         """Blocks that a place holds."""
         return len(self._keys[place])
+
+    def hashes(self, place: int) -> KeysView[int]:
+        """Those blocks; a view, which follows what happens."""
+        return self._keys[place].keys()
 
     def store(self, place: int, parent: int | None, block_hashes: Sequence[int], tokens_hashes: Sequence[int]) -> bool:
         """A run of blocks became resident. False if one contradicts an edge; it ends the run, and the rest is lost."""
