@@ -288,6 +288,13 @@ def record(
     "--history", type=click.IntRange(min=0), default=10_000, show_default=True, help="Batches kept for replays."
 )
 @click.option(
+    "--queue",
+    type=click.IntRange(min=1),
+    default=100_000,
+    show_default=True,
+    help="Messages that may wait for one subscriber; it loses what comes beyond.",
+)
+@click.option(
     "--shape", type=click.Choice(["map", "array"]), default="map", show_default=True, help="How events are written."
 )
 @click.option(
@@ -325,6 +332,7 @@ def publish(
     port: int,
     replay_port: int,
     history: int,
+    queue: int,
     shape: str,
     replay_layout: str,
     block_size: int,
@@ -357,6 +365,7 @@ def publish(
                 port=port,
                 replay_port=replay_port,
                 history=history,
+                queue=queue,
                 layout=ReplayLayout(replay_layout),
             )
         )

@@ -41,6 +41,8 @@ from g2sim.scenarios.validate import Bad, LogSettings
 
 HISTORY: Final = 10_000
 """Batches kept for replays, as many as vLLM keeps."""
+QUEUE: Final = 100_000
+"""Messages that may wait for one subscriber, as many as vLLM's high-water mark."""
 _MEDIA: Final = {DEVICE: "GPU", HOST: "CPU"}
 
 
@@ -196,6 +198,7 @@ class Publisher:
         context: a zmq context.
         address: address to bind to; ``port`` and ``replay_port`` 0 for free ones.
         history: batches kept for replays.
+        queue: messages that may wait for one subscriber; it loses what comes beyond, and nothing ever blocks.
     Attributes:
         endpoint, replay_endpoint: addresses that others connect to.
         asked: first numbers of the replay requests so far.
@@ -209,6 +212,7 @@ class Publisher:
         port: int = 0,
         replay_port: int = 0,
         history: int = HISTORY,
+        queue: int = QUEUE,
         layout: ReplayLayout = ReplayLayout.TOPIC,
     ) -> None:
         zmq = import_zmq()
@@ -220,7 +224,8 @@ class Publisher:
         self._replay = context.socket(zmq.ROUTER)
         for socket in (self._live, self._replay):
             socket.setsockopt(zmq.LINGER, 1000)
-            socket.setsockopt(zmq.SNDHWM, 100_000)
+        self._live.setsockopt(zmq.SNDHWM, queue)
+        self._replay.setsockopt(zmq.SNDHWM, 0)  # an answer is bounded by the history
         self.endpoint = self._bind(self._live, address, port)
         self.replay_endpoint = self._bind(self._replay, address, replay_port)
 
@@ -278,6 +283,7 @@ class Publishers:
         port: int = 0,
         replay_port: int = 0,
         history: int = HISTORY,
+        queue: int = QUEUE,
         layout: ReplayLayout = ReplayLayout.TOPIC,
     ) -> None:
         self._context = import_zmq().Context()
@@ -290,6 +296,7 @@ class Publishers:
                     port=port + idx if port else 0,
                     replay_port=replay_port + idx if replay_port else 0,
                     history=history,
+                    queue=queue,
                     layout=layout,
                 )
         except BaseException:
