@@ -649,4 +649,8 @@ def _head(delivery: Delivery) -> StreamEvent | None:
 
 def _contents(delivery: Delivery) -> Contents:
     """What tells a repeat from a reused id. Tokens are left out: they follow from the hashes, and are long."""
-    return tuple([(e.kind, e.medium, e.hashes, e.parent, e.position) for e, _ in delivery.events])
+    events = delivery.events
+    if len(events) == 1:
+        event, _ = events[0]
+        return ((event.kind, event.medium, event.hashes, event.parent, event.position),)
+    return tuple([(event.kind, event.medium, event.hashes, event.parent, event.position) for event, _ in events])

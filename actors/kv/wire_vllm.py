@@ -70,6 +70,8 @@ _REMOVED: Final = (
 )
 _FIELDS: Final = {"BlockStored": _STORED, "BlockRemoved": _REMOVED, "AllBlocksCleared": ()}
 _KEYS: Final = {tag: frozenset(("type", *fields)) for tag, fields in _FIELDS.items()}
+_GROUP: Final = frozenset(("group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality"))
+_NO_GROUP: Final = (None, None, None)
 _ALWAYS: Final = {"BlockStored": 7, "BlockRemoved": 2, "AllBlocksCleared": 0}
 """How many of the fields have no default and are always written."""
 _TAGS: Final = {STORED: "BlockStored", REMOVED: "BlockRemoved", CLEARED: "AllBlocksCleared"}
@@ -159,7 +161,7 @@ def read_replay_answer(frames: Sequence[bytes]) -> Message:
 def _number(frame: bytes) -> int:
     if len(frame) != _NUMBER.size:
         raise WireError("sequence", f"got {len(frame)} bytes, allowed: {_NUMBER.size}")
-    return int(_NUMBER.unpack(frame)[0])
+    return int.from_bytes(frame, "big")
 
 
 def _topic(frame: bytes) -> bytes:
@@ -269,10 +271,9 @@ def _wire_hash(value: Hash, place: str) -> int | bytes:
 
 def _read_event(value: Any, dp_rank: int | None, event_id: int | None, ts_ms: float, replayed: bool) -> StreamEvent:
     beyond: list[tuple[str, Any]] = []
-    get: Any
     if type(value) is dict:
-        get = value.get
-        tag = get("type")
+        fields = value
+        tag = value.get("type")
         known = _KEYS.get(tag) if type(tag) is str else None
         if known is None:
             beyond = [(key, item) for key, item in value.items() if key != "type"]
@@ -280,52 +281,53 @@ def _read_event(value: Any, dp_rank: int | None, event_id: int | None, ts_ms: fl
             beyond = [(key, item) for key, item in value.items() if key not in known]
     elif type(value) is tuple and value:
         tag, *row = value
-        fields = _FIELDS.get(tag) if type(tag) is str else None
-        if fields is None:
-            get, beyond = {}.get, [("fields", row)]
+        names = _FIELDS.get(tag) if type(tag) is str else None
+        if names is None:
+            fields, beyond = {}, [("fields", row)]
         else:
-            get = dict(zip(fields, row, strict=False)).get
-            beyond = [(f"@{idx}", row[idx]) for idx in range(len(fields), len(row))]
+            fields = dict(zip(names, row, strict=False))
+            beyond = [(f"@{idx}", row[idx]) for idx in range(len(names), len(row))]
     else:
         raise WireError("", f"got {shorten(value)}, allowed: a tagged array or a map with a type")
     if type(tag) is not str or len(tag) > 128:
         raise WireError("type", f"got {shorten(tag)}, allowed: an event tag")
     more = tuple((key, frozen(item, key[:40])) for key, item in beyond) if beyond else ()
-    if tag == "BlockStored":
-        engine = _engine(get)
-        parent = get("parent_block_hash")
+    if tag not in _FIELDS:
         return StreamEvent(
-            kind=STORED,
-            dp_rank=dp_rank,
-            event_id=event_id,
-            ts_ms=ts_ms,
-            medium=_text(get("medium"), "medium"),
-            hashes=_hashes(get("block_hashes")),
-            parent=parent if parent is None or type(parent) is int else _hash(parent, "parent_block_hash"),
-            # A run with tokens and without a parent begins a prompt; an offload placeholder has neither.
-            root=parent is None and bool(engine.token_ids),
-            group_idx=_integer(get("group_idx"), "group_idx"),
-            replayed=replayed,
-            engine=engine,
-            more=more,
-        )
-    if tag == "BlockRemoved":
-        return StreamEvent(
-            kind=REMOVED,
-            dp_rank=dp_rank,
-            event_id=event_id,
-            ts_ms=ts_ms,
-            medium=_text(get("medium"), "medium"),
-            hashes=_hashes(get("block_hashes")),
-            group_idx=_integer(get("group_idx"), "group_idx"),
-            replayed=replayed,
-            engine=_group(get),
-            more=more,
+            kind=OTHER, tag=tag, dp_rank=dp_rank, event_id=event_id, ts_ms=ts_ms, replayed=replayed, more=more
         )
     if tag == "AllBlocksCleared":
         return StreamEvent(kind=CLEARED, dp_rank=dp_rank, event_id=event_id, ts_ms=ts_ms, replayed=replayed, more=more)
+    get = fields.get
+    stored = tag == "BlockStored"
+    medium, parent, group_idx, engine = get("medium"), None, None, None
+    if medium is not None and type(medium) is not str:
+        check_optional(medium, str, "medium")
+    # Most events say nothing of groups: one look for all of it.
+    group = _NO_GROUP if fields.keys().isdisjoint(_GROUP) else _group(get)
+    if group is not _NO_GROUP:
+        group_idx = check_optional(get("group_idx"), int, "group_idx")
+    if stored:
+        engine = _engine(get, group)
+        parent = get("parent_block_hash")
+        if parent is not None and type(parent) is not int:
+            _hash(parent, "parent_block_hash")
+    elif group != _NO_GROUP:
+        engine = EngineFields(spec_kind=group[0], sliding_window=group[1], locality=group[2])
     return StreamEvent(
-        kind=OTHER, tag=tag, dp_rank=dp_rank, event_id=event_id, ts_ms=ts_ms, replayed=replayed, more=more
+        kind=STORED if stored else REMOVED,
+        dp_rank=dp_rank,
+        event_id=event_id,
+        ts_ms=ts_ms,
+        medium=medium,
+        hashes=_hashes(get("block_hashes")),
+        parent=parent,
+        # A run with tokens and without a parent begins a prompt; an offload placeholder has neither.
+        root=parent is None and engine is not None and bool(engine.token_ids),
+        group_idx=group_idx,
+        replayed=replayed,
+        engine=engine,
+        more=more,
     )
 
 
@@ -344,20 +346,18 @@ def _hash(value: Any, place: str) -> Hash:
     return check_hash(value, place)
 
 
-def _group(get: Callable[[str], Any]) -> EngineFields | None:
-    """What a removal says of its KV cache group."""
-    kind, window, locality = get("kv_cache_spec_kind"), get("kv_cache_spec_sliding_window"), get("locality")
-    if kind is None and window is None and locality is None:
-        return None
-    return EngineFields(
-        spec_kind=_text(kind, "kv_cache_spec_kind"),
-        sliding_window=_integer(window, "kv_cache_spec_sliding_window"),
-        locality=_text(locality, "locality"),
+def _group(get: Callable[[str], Any]) -> tuple[str | None, int | None, str | None]:
+    """Kind of attention, sliding window and locality."""
+    return (
+        check_optional(get("kv_cache_spec_kind"), str, "kv_cache_spec_kind"),
+        check_optional(get("kv_cache_spec_sliding_window"), int, "kv_cache_spec_sliding_window"),
+        check_optional(get("locality"), str, "locality"),
     )
 
 
-def _engine(get: Callable[[str], Any]) -> EngineFields:
+def _engine(get: Callable[[str], Any], group: tuple[str | None, int | None, str | None]) -> EngineFields:
     tokens, extra, size = get("token_ids"), get("extra_keys"), get("block_size")
+    lora_id, lora_name = get("lora_id"), get("lora_name")
     if tokens is None:
         tokens = ()
     elif type(tokens) is not tuple:
@@ -366,28 +366,26 @@ def _engine(get: Callable[[str], Any]) -> EngineFields:
         array("I", tokens)
     except (TypeError, ValueError, OverflowError):
         raise WireError("token_ids", "a token id is not an integer of 0 .. 2**32 - 1") from None
-    if extra is not None and type(extra) is not tuple:
-        raise WireError("extra_keys", f"got {shorten(extra)}, allowed: an array, one entry a block")
+    if extra is not None:
+        if type(extra) is not tuple:
+            raise WireError("extra_keys", f"got {shorten(extra)}, allowed: an array, one entry a block")
+        extra = frozen(extra, "extra_keys")
     if type(size) is not int or not 0 <= size <= 2**31:
         size = 0 if size is None else check_count(size, "block_size", limit=2**31)
+    if lora_id is not None:
+        check_optional(lora_id, int, "lora_id")
+    if lora_name is not None:
+        check_optional(lora_name, str, "lora_name")
     return EngineFields(
         token_ids=tokens,
         block_size=size,
-        lora_id=_integer(get("lora_id"), "lora_id"),
-        lora_name=_text(get("lora_name"), "lora_name"),
-        extra_keys=None if extra is None else frozen(extra, "extra_keys"),
-        spec_kind=_text(get("kv_cache_spec_kind"), "kv_cache_spec_kind"),
-        sliding_window=_integer(get("kv_cache_spec_sliding_window"), "kv_cache_spec_sliding_window"),
-        locality=_text(get("locality"), "locality"),
+        lora_id=lora_id,
+        lora_name=lora_name,
+        extra_keys=extra,
+        spec_kind=group[0],
+        sliding_window=group[1],
+        locality=group[2],
     )
-
-
-def _text(value: Any, name: str) -> Any:
-    return value if value is None or type(value) is str else check_optional(value, str, name)
-
-
-def _integer(value: Any, name: str) -> Any:
-    return value if value is None or type(value) is int else check_optional(value, int, name)
 
 
 def _refuse_extension(code: int, _data: bytes) -> Any:
