@@ -65,6 +65,7 @@ class Options:
     """How to check.
 
     Attributes:
+        codes: rules that are switched on. ``keep``: findings kept with their text, for each of them.
         strict: refuse a run whose position contradicts its parent, instead of believing the position.
         capacities: tier -> most blocks a rank; what a run log's header says comes first.
         shared_host: all ranks see one host pool and must agree on it at the end.

@@ -304,9 +304,9 @@ def _read_event(value: Any, dp_rank: int | None, event_id: int | None, ts_ms: fl
     if medium is not None and type(medium) is not str:
         check_optional(medium, str, "medium")
     # Most events say nothing of groups: one look for all of it.
-    group = _NO_GROUP if fields.keys().isdisjoint(_GROUP) else _group(get)
-    if group is not _NO_GROUP:
-        group_idx = check_optional(get("group_idx"), int, "group_idx")
+    group = _NO_GROUP
+    if not fields.keys().isdisjoint(_GROUP):
+        group_idx, group = check_optional(get("group_idx"), int, "group_idx"), _group(get)
     if stored:
         engine = _engine(get, group)
         parent = get("parent_block_hash")
