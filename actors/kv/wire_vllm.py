@@ -304,7 +304,7 @@ def _read_event(value: Any, dp_rank: int | None, event_id: int | None, ts_ms: fl
     if medium is not None and type(medium) is not str:
         check_optional(medium, str, "medium")
     # Most events say nothing of groups: one look for all of it.
-    group = _NO_GROUP
+    group: tuple[str | None, int | None, str | None] = _NO_GROUP
     if not fields.keys().isdisjoint(_GROUP):
         group_idx, group = check_optional(get("group_idx"), int, "group_idx"), _group(get)
     if stored:
