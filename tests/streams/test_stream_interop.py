@@ -13,8 +13,8 @@ import pytest
 import zmq
 from interop_bench import BLOCK, MODEL, TAIL_TOKENS, WORKERS, Bench, needs_reference, service
 
-from g2sim.actors.kv.wire import CLEARED, DEVICE, HOST, StreamEvent
-from g2sim.actors.kv.wire_vllm import Batch, Message, ReplayLayout, Shape, encode_batch
+from g2sim.actors.kv.wire import CLEARED, DEVICE, HOST, REMOVED, StreamEvent
+from g2sim.actors.kv.wire_vllm import Batch, Message, ReplayLayout, Shape, decode_batch, encode_batch
 from g2sim.actors.router.policy import RoutedRequest
 from g2sim.actors.router.pool import WorkerState
 from g2sim.actors.router.state import Placed
@@ -31,10 +31,14 @@ PREFIXES = 60
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two workers with one host pool between them."""
-    folder = tmp_path_factory.mktemp("interop") / "run"
-    run_scenario(load_scenario(LIBRARY / "agentx-g2-shared.yaml"), folder)
-    return folder
+    """Two workers with one host pool between them, too small for the trace, so that blocks leave either tier."""
+    folder = tmp_path_factory.mktemp("interop")
+    text = (LIBRARY / "agentx-g2-shared.yaml").read_text(encoding="utf-8")
+    assert "num_host_blocks: 1024" in text
+    (folder / "small.yaml").write_text(text.replace("num_host_blocks: 1024", "num_host_blocks: 160"), encoding="utf-8")
+    (folder / "traces").symlink_to(LIBRARY / "traces")
+    run_scenario(load_scenario(folder / "small.yaml"), folder / "run")
+    return folder / "run"
 
 
 @pytest.fixture
@@ -44,6 +48,10 @@ def context() -> Iterator[Any]:
         yield made
     finally:
         made.destroy(0)
+
+
+def read(item: Outgoing) -> tuple[StreamEvent, ...]:
+    return decode_batch(item.message.payload).events
 
 
 class TestIndexer:
@@ -59,6 +67,8 @@ class TestIndexer:
             self.play(bench, batches)
             self.lose_some(bench, batches)
             assert not bench.validator.findings.kept
+            removed = {event.medium for item in batches for event in read(item) if event.kind == REMOVED}
+            assert removed == {"GPU", "CPU"}
             assert bench.seen == {(place, tier) for place in range(len(WORKERS)) for tier in (DEVICE, HOST)}
             self.clear(bench)
             self.leave_and_rejoin(bench, batches)
