@@ -5,10 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from g2sim.bus.errors import ConfigError, OutputFailed, SimError
+
+if TYPE_CHECKING:
+    from g2sim.scenarios.report import Report
+    from g2sim.scenarios.schema import Scenario
+    from g2sim.scenarios.script import Script
 
 _RUNS = Path("runs")
 
@@ -19,36 +25,82 @@ _RUNS = Path("runs")
 @click.option("--overwrite", is_flag=True, help="Replace the run folder if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of the run, instead of the scenario's.")
+@click.option("--variant", metavar="NAME", help="Run this variant of the scenario only.")
 @click.option("--verify", is_flag=True, help="Compare the actors' state with the log at every pass end.")
 @click.option("--quiet", is_flag=True, help="Print nothing on stderr but errors.")
 def run(
-    file: Path, out: Path | None, overwrite: bool, as_json: bool, seed: int | None, verify: bool, quiet: bool
+    file: Path,
+    out: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    seed: int | None,
+    variant: str | None,
+    verify: bool,
+    quiet: bool,
 ) -> None:
     """Run the scenario in FILE and print its report.
 
     FILE is a scenario (YAML, or JSON), or a Python file with a scripted scenario, whose code is run.
 
     Writes a run folder with the event log (events.g2log), the report (report.json) and one line a request
-    (requests.jsonl).
+    (requests.jsonl). A scenario with variants gets a run folder for each, inside that folder. Exit code 1 if what the
+    scenario expects does not hold.
 
     Example: g2sim run scenarios/library/agentx-g2-shared.yaml --out runs/demo --verify
     """
     import attrs
 
     from g2sim.scenarios.report import render_table, report_text
-    from g2sim.scenarios.run import run_scenario
-    from g2sim.scenarios.schema import load_scenario
+    from g2sim.scenarios.suite import ExpectationFailed, Suite, load_suite
 
     script = None
     if file.suffix == ".py":
         from g2sim.scenarios.script import load_script
 
         scenario, script = load_script(file)
+        suite = Suite(name=scenario.name, runs={None: scenario}, expectations=()).only(variant)
     else:
-        scenario = load_scenario(file)
-    if seed is not None:
-        scenario = attrs.evolve(scenario, seed=seed)
-    folder = out if out is not None else _free_folder(_RUNS / scenario.name, overwrite)
+        suite = load_suite(file).only(variant)
+    base = out if out is not None else _free_folder(_RUNS / suite.name, overwrite)
+    folders = {name: base if name is None else base / name for name in suite.runs}
+    repeat = [
+        "g2sim",
+        "run",
+        str(file),
+        *(["--variant", variant] if variant else []),
+        *(["--verify"] if verify else []),
+    ]
+    repeat += [] if out is None else ["--out", str(out), "--overwrite"]
+    reports = {}
+    for name, scenario in suite.runs.items():
+        seeded = scenario if seed is None else attrs.evolve(scenario, seed=seed)
+        again = [*repeat, "--seed", str(seeded.seed)]
+        reports[name] = _run(seeded, folders[name], overwrite, verify, quiet, script, again)
+        if not as_json:
+            click.echo(render_table(reports[name]), nl=False)
+    if as_json:
+        click.echo(report_text(reports.get(None, {"variants": reports})), nl=False)
+    verdicts = suite.judge(folders)
+    if not all(verdict.holds for verdict in verdicts):
+        error = ExpectationFailed(verdicts)
+        error.add_note(f"to repeat: {shlex.join([*repeat, *([] if seed is None else ['--seed', str(seed)])])}")
+        raise error
+    if verdicts:
+        _note(quiet, f"{len(verdicts)} of {len(verdicts)} expectations hold")
+
+
+def _run(
+    scenario: Scenario,
+    folder: Path,
+    overwrite: bool,
+    verify: bool,
+    quiet: bool,
+    script: Script | None,
+    repeat: list[str],
+) -> Report:
+    """Run one scenario, with what there is to say on stderr; ``repeat`` is the command that repeats it."""
+    from g2sim.scenarios.run import run_scenario
+
     _note(quiet, f"{scenario.name}: seed {scenario.seed}, run folder {folder}")
     progress = None if quiet else _Progress()
     try:
@@ -57,9 +109,6 @@ def run(
         if progress is not None:
             progress.done()
         if not isinstance(error, ConfigError | OutputFailed):
-            repeat = ["g2sim", "run", str(file), "--seed", str(scenario.seed), *(["--verify"] if verify else [])]
-            if out is not None:
-                repeat += ["--out", str(out), "--overwrite"]
             error.add_note(f"to repeat: {shlex.join(repeat)}")
         raise
     if progress is not None:
@@ -69,7 +118,7 @@ def run(
     if verify:
         _note(quiet, f"verified: live state and log agree at {result.checkpoints} checkpoints")
     _note(quiet, f"log digest {result.digest}")
-    click.echo(report_text(result.report) if as_json else render_table(result.report), nl=False)
+    return result.report
 
 
 @click.command()

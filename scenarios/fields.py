@@ -1,6 +1,7 @@
 """Checking plain values against small tables of fields.
 
-Owns: the kinds of values, and walking mappings along a table: types, ranges, defaults, unknown keys.
+Owns: the kinds of values, each with its JSON Schema, and walking mappings along a table: types, ranges, defaults,
+unknown keys.
 Refuses to know: what a field means and how fields depend on each other (``schema``), what is supported (``support``).
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -46,10 +47,12 @@ class Kind:
     Attributes:
         allowed: what is taken, in words, for messages.
         read: value -> value to use. Raises Refused.
+        schema: JSON Schema of the values that ``read`` takes, as far as JSON Schema can say it.
     """
 
     allowed: str
     read: Callable[[Any], Any]
+    schema: Mapping[str, Any]
 
 
 @attrs.frozen
@@ -57,7 +60,7 @@ class Field:
     """One key of a mapping; ``default`` is read like a given value unless it is REQUIRED, ABSENT or None."""
 
     key: str
-    kind: Kind | Section | Variants
+    kind: Spec
     default: Any = REQUIRED
 
 
@@ -93,6 +96,27 @@ class Variants:
         return f"a mapping with {self.tag} one of {self.names.allowed}"
 
 
+@attrs.frozen
+class ListOf:
+    """A list of mappings that each follow ``item``."""
+
+    item: Section
+
+    @property
+    def allowed(self) -> str:
+        return "a list of mappings"
+
+
+@attrs.frozen
+class Named:
+    """A mapping of names of the user's choice to mappings; somebody else checks what is in those."""
+
+    allowed: str
+
+
+Spec = Kind | Section | Variants | ListOf | Named
+
+
 def section(*fields: Field, nullable: bool = False) -> Section:
     return Section(fields={field.key: field for field in fields}, nullable=nullable)
 
@@ -110,7 +134,7 @@ def integer(allowed: str, low: int, high: int = COUNT_MAX, *, literals: Literals
             raise Refused(f"at most {high}")
         return value
 
-    return Kind(allowed, read)
+    return Kind(allowed, read, _any_of({"type": "integer", "minimum": low, "maximum": high}, taken))
 
 
 def number(allowed: str, low: float, high: float = math.inf, *, above: bool = False, null: float | None = None) -> Kind:
@@ -129,7 +153,9 @@ def number(allowed: str, low: float, high: float = math.inf, *, above: bool = Fa
             raise Refused
         return read_value + 0.0  # no negative zero
 
-    return Kind(allowed, read)
+    bounds = {"exclusiveMinimum" if above else "minimum": low, "maximum": high}
+    bounds = {word: bound for word, bound in bounds.items() if math.isfinite(bound)}
+    return Kind(allowed, read, _any_of({"type": "number", **bounds}, () if null is None else (None,)))
 
 
 def choice(*values: str, hidden: Sequence[str] = ()) -> Kind:
@@ -141,7 +167,7 @@ def choice(*values: str, hidden: Sequence[str] = ()) -> Kind:
             raise Refused(close_to(value, values))
         return taken[value]
 
-    return Kind(", ".join(values), read)
+    return Kind(", ".join(values), read, {"enum": [str(value) for value in values]})
 
 
 def boolean() -> Kind:
@@ -150,7 +176,7 @@ def boolean() -> Kind:
             raise Refused
         return value
 
-    return Kind("true or false", read)
+    return Kind("true or false", read, {"type": "boolean"})
 
 
 def text(allowed: str, *, blank: bool = False, lines: bool = False) -> Kind:
@@ -163,7 +189,7 @@ def text(allowed: str, *, blank: bool = False, lines: bool = False) -> Kind:
             raise Refused("no control characters")
         return value
 
-    return Kind(allowed, read)
+    return Kind(allowed, read, {"type": "string"} if blank else {"type": "string", "pattern": r"\S"})
 
 
 def list_of(kind: Kind, allowed: str) -> Kind:
@@ -172,7 +198,7 @@ def list_of(kind: Kind, allowed: str) -> Kind:
             raise Refused
         return [kind.read(item) for item in value]
 
-    return Kind(allowed, read)
+    return Kind(allowed, read, {"type": "array", "items": kind.schema, "minItems": 1})
 
 
 def mapping(allowed: str) -> Kind:
@@ -183,16 +209,35 @@ def mapping(allowed: str) -> Kind:
             raise Refused
         return dict(value)
 
-    return Kind(allowed, read)
+    return Kind(allowed, read, {"type": "object"})
 
 
 def or_null(kind: Kind) -> Kind:
-    return Kind(f"{kind.allowed}, or null", lambda value: None if value is None else kind.read(value))
+    def read(value: Any) -> Any:
+        return None if value is None else kind.read(value)
+
+    return Kind(f"{kind.allowed}, or null", read, _any_of(kind.schema, (None,)))
 
 
-def unchecked() -> Kind:
-    """Any value; somebody else checks it."""
-    return Kind("any value", lambda value: value)
+def _any_of(schema: Mapping[str, Any], values: Collection[str | None]) -> Mapping[str, Any]:
+    """Schema of what another one takes and of these values."""
+    return {"anyOf": [schema, {"enum": list(values)}]} if values else schema
+
+
+def unchecked(like: Kind) -> Kind:
+    """Any value; somebody else checks that it is one that ``like`` takes."""
+    return Kind(like.allowed, lambda value: value, like.schema)
+
+
+def scalar() -> Kind:
+    """A single value of any type."""
+
+    def read(value: Any) -> Any:
+        if not (value is None or type(value) in (str, bool, int, float)):
+            raise Refused
+        return value
+
+    return Kind("text, a number, true, false or null", read, {"type": ["string", "number", "boolean", "null"]})
 
 
 @attrs.frozen
@@ -207,7 +252,7 @@ class Reader:
     document: Document
     carried: Callable[[KeyPath], bool]
 
-    def read(self, spec: Kind | Section | Variants, value: Any, path: KeyPath) -> Any:
+    def read(self, spec: Spec, value: Any, path: KeyPath) -> Any:
         """The value with all defaults filled in. Raises: ConfigError."""
         if isinstance(spec, Kind):
             try:
@@ -216,11 +261,17 @@ class Reader:
                 raise self.document.error(path, got=value, allowed=spec.allowed, hint=refused.hint) from None
         if value is None and isinstance(spec, Section) and spec.nullable:
             return None
+        if isinstance(spec, ListOf):
+            if not isinstance(value, list | tuple):
+                raise self.document.error(path, got=value, allowed=spec.allowed)
+            return [self.read(spec.item, item, (*path, idx)) for idx, item in enumerate(value)]
         if not isinstance(value, Mapping):
             raise self.document.error(path, got=value, allowed=spec.allowed)
         for key in value:
             if not isinstance(key, str):
                 raise self.document.error(path, problem="a key must be text", got=key)
+        if isinstance(spec, Named):
+            return {key: self.read(mapping(spec.allowed), item, (*path, key)) for key, item in value.items()}
         if isinstance(spec, Section):
             return self._section(spec, value, path)
         case = value.get(spec.tag, spec.default)
@@ -277,7 +328,7 @@ def _homes(variants: Variants, key: str) -> Sequence[str]:
     return [case for case, spec in variants.cases.items() if key in spec.fields]
 
 
-def _key_paths(spec: Kind | Section | Variants) -> Iterator[str]:
+def _key_paths(spec: Spec) -> Iterator[str]:
     if isinstance(spec, Variants):
         for case in spec.cases.values():
             yield from _key_paths(case)

@@ -10,6 +10,7 @@ are not advertised in messages. Enumerated values become members of their enumer
 from __future__ import annotations
 
 import enum
+import math
 
 from g2sim.actors.config import HostScope, PreemptionMode, Sharing, TieBreak, TransferTiming
 from g2sim.scenarios.aic_timing import DEFAULT_MEMORY_FRACTION, QUANT_MODES
@@ -18,6 +19,8 @@ from g2sim.scenarios.fields import (
     EXACT_MAX,
     U64_MAX,
     Field,
+    ListOf,
+    Named,
     Section,
     Variants,
     boolean,
@@ -27,6 +30,7 @@ from g2sim.scenarios.fields import (
     mapping,
     number,
     or_null,
+    scalar,
     section,
     text,
     unchecked,
@@ -122,7 +126,7 @@ def _worker(max_sequences: int) -> Section:
         Field(
             "parallelism",
             section(
-                Field("replicas", unchecked(), ABSENT),  # checked by the rule worker-count
+                Field("replicas", unchecked(_COUNT), ABSENT),  # checked by the rule worker-count
                 Field("tensor", _COUNT, 1),
                 Field("attention_data", _COUNT, 1),
                 *(Field(key, integer(_COUNT.allowed, 1, literals={None: 1}), 1) for key in MOE_PARALLELISM),
@@ -260,6 +264,23 @@ _ROUTER = section(
     *(Field(key, or_null(_AMOUNT), None) for key in ROUTER_SHORTCUTS),
 )
 
+_ANY_NUMBER = number("a finite number", -math.inf)
+
+BOUNDS = ("equals", "at_least", "at_most", "above", "below")
+"""Keys of an expectation that bound what it is about."""
+
+_EXPECTATION = section(
+    Field("report", text("the path of a report field, such as totals.passes"), None),
+    Field("events", text("a type of event: RequestAdmitted or wk.adm"), None),
+    Field("where", mapping("a mapping of fields of the event to their values"), {}),
+    Field("since_ms", _AMOUNT, None),
+    Field("until_ms", _AMOUNT, None),
+    Field("variant", text("the name of a variant"), None),
+    Field("minus", text("the name of a variant"), None),
+    Field(BOUNDS[0], scalar(), ABSENT),
+    *(Field(key, _ANY_NUMBER, ABSENT) for key in BOUNDS[1:]),
+)
+
 SCENARIO = section(
     Field("name", text("non-blank text"), ABSENT),
     Field("why", text("text", blank=True, lines=True), ""),
@@ -272,4 +293,6 @@ SCENARIO = section(
     ),
     Field("router", _ROUTER, {}),
     Field("evaluation", section(Field("sla", _SLA, None)), {}),
+    Field("variants", Named("a mapping of dotted keys of this file to other values"), {}),
+    Field("expect", ListOf(_EXPECTATION), []),
 )

@@ -232,7 +232,11 @@ def load_scenario(path: Path) -> Scenario:
     Raises: ConfigError with the file and the line, also if the trace that it names does not exist or pass times that
     come from outside cannot be had.
     """
-    document = read_file(path)
+    return from_file(read_file(path), path)
+
+
+def from_file(document: Document, path: Path) -> Scenario:
+    """As ``load_scenario``, for a file that has been read."""
     name = path.stem.encode(errors="replace").decode()  # a file name need not be text
     scenario = from_document(document, base_dir=path.parent, name=name)
     if scenario.trace_path is not None and not _exists(scenario.trace_path):

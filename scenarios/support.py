@@ -361,8 +361,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="event-plane",
-        what="faults and expectations",
-        fields=_unset("faults", "expect"),
+        what="faults of the event plane",
+        fields=_unset("faults"),
         allowed="leave it out",
         hint="this comes in a later version",
     ),

@@ -73,6 +73,25 @@ class Document:
             value = value[key]
         return value
 
+    def overridden(self, changes: Mapping[str, Any], given_at: KeyPath) -> Document:
+        """This document with other values at dotted paths; they stand where ``changes`` stands, at ``given_at``."""
+        values: dict[str, Any] = dict(self.values)
+        places = dict(self.places)
+        for dotted_path, value in changes.items():
+            *outer, last = dotted_path.split(".")
+            inner = values
+            for key in outer:
+                there = inner.get(key)
+                inner[key] = dict(there) if isinstance(there, Mapping) else {}
+                inner = inner[key]
+            inner[last] = value
+            path, from_path = (*outer, last), (*given_at, dotted_path)
+            for old in [place for place in places if place[: len(path)] == path]:
+                del places[old]
+            for new in [place for place in places if place[: len(from_path)] == from_path]:
+                places[*path, *new[len(from_path) :]] = places[new]
+        return attrs.evolve(self, values=values, places=places)
+
     def error(
         self,
         path: KeyPath,

@@ -1,0 +1,92 @@
+"""Checking files without running anything: scenarios, traces, and the syntax of scripts.
+
+Owns: telling what kind a file is. Refuses to know: what makes one good; the readers do.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from g2sim.actors.traffic.agentic_mooncake import load_agentic_mooncake
+from g2sim.actors.traffic.mooncake import load_mooncake
+from g2sim.actors.traffic.weka import load_weka
+from g2sim.bus.errors import ConfigError
+from g2sim.scenarios.schema import TraceFormat, TrafficConfig
+from g2sim.scenarios.suite import load_suite
+from g2sim.scenarios.traffic_source import open_traffic
+
+
+def check_file(path: Path, *, block_size_tokens: int = 512) -> str:
+    """Check a file, and say in a few words what it is.
+
+    Args:
+        block_size_tokens: tokens that a hash id of a Mooncake trace stands for.
+    Raises: ConfigError for a file that is not good.
+    """
+    if path.suffix == ".py":
+        return _script(path)
+    if path.is_dir() or path.suffix == ".jsonl":
+        return _trace(path, block_size_tokens)
+    if path.suffix == ".json" and isinstance(head := _json(path), dict) and "requests" in head:
+        return _trace(path, block_size_tokens)
+    return _scenario(path)
+
+
+def _scenario(path: Path) -> str:
+    suite = load_suite(path)
+    opened: list[TrafficConfig] = []
+    for scenario in suite.runs.values():
+        if scenario.traffic not in opened:
+            open_traffic(scenario)
+            opened.append(scenario.traffic)
+    parts = [f"scenario {suite.name}"]
+    if None not in suite.runs:
+        parts.append(f"{len(suite.runs)} variants")
+    parts.append(f"{len(suite.expectations)} expectations")
+    return ", ".join(parts)
+
+
+def _trace(path: Path, block_size_tokens: int) -> str:
+    kind = TraceFormat.WEKA if path.is_dir() or path.suffix == ".json" else _row_format(path)
+    if kind is TraceFormat.MOONCAKE:
+        sessions = load_mooncake(path, block_size_tokens=block_size_tokens)
+        return f"{kind} trace, {len(sessions)} sessions"
+    corpus = load_weka(path) if kind is TraceFormat.WEKA else load_agentic_mooncake(path)
+    graph = corpus.graph
+    return f"{kind} trace, {len(graph.plays)} plays, {len(graph.nodes)} requests"
+
+
+def _row_format(path: Path) -> TraceFormat:
+    """What the first row of a trace looks like; a row that is none of the known is for the reader to refuse."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            first = json.loads(next((line for line in lines if line.strip()), "{}"))
+    except OSError as error:
+        raise ConfigError("", problem=f"cannot read the trace: {error.strerror}", where=str(path)) from None
+    except (ValueError, RecursionError):
+        first = {}
+    keys = first if isinstance(first, dict) else {}
+    if "requests" in keys:
+        return TraceFormat.WEKA
+    return TraceFormat.AGENTIC_MOONCAKE if "schema" in keys else TraceFormat.MOONCAKE
+
+
+def _script(path: Path) -> str:
+    try:
+        compile(path.read_bytes(), str(path), "exec")
+    except OSError as error:
+        raise ConfigError("", problem=f"cannot read the script: {error.strerror}", where=str(path)) from None
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = f"{path}:{line}" if line else str(path)
+        raise ConfigError("", problem=f"not valid Python: {getattr(error, 'msg', error)}", where=where) from None
+    return "script, syntax only"
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,86 @@
+"""Commands for scenario files: schema, check, test."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import click
+
+from g2sim.bus.errors import ConfigError, SimError
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of scenario files, for editors.
+
+    It knows the keys, what each takes, and the defaults; 'g2sim check' knows also what must agree between them.
+
+    Example: g2sim schema > g2sim.schema.json
+    """
+    from g2sim.scenarios.json_schema import schema_text
+
+    click.echo(schema_text(), nl=False)
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--block-size",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Tokens that a hash id of a Mooncake trace stands for.",
+)
+def check(files: tuple[Path, ...], block_size: int) -> None:
+    """Check scenario files and traces, without running anything.
+
+    FILE is a scenario (YAML or JSON), checked with its variants, expectations and the trace that it names; or a trace
+    (.jsonl, a .json file or folder of a Weka corpus). A Python script is not run: only its syntax is checked.
+
+    Example: g2sim check scenarios/library/*.yaml
+    """
+    from g2sim.scenarios.check import check_file
+
+    bad = 0
+    for file in files:
+        try:
+            click.echo(f"{file}: ok, {check_file(file, block_size_tokens=block_size)}")
+        except ConfigError as error:
+            bad += 1
+            click.echo(f"error: {error}", err=True)
+    if bad:
+        raise ConfigError("", problem=f"{bad} of {len(files)} files are not good")
+
+
+@click.command()
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--jobs", type=click.IntRange(1, 256), help="Scenarios to run at a time.  [default: one a processor]")
+@click.option("--junit", type=click.Path(path_type=Path), help="File to write the results to as JUnit XML.")
+@click.option("--overwrite", is_flag=True, help="Replace the JUnit file if it exists.")
+def test(paths: tuple[Path, ...], jobs: int | None, junit: Path | None, overwrite: bool) -> None:
+    """Run scenarios as tests: each must run, and meet what it expects.
+
+    PATH is a scenario, a scripted scenario (whose code is run), or a folder: its .yaml and .yml files and its scripts.
+    Exit code 1 if a scenario failed, 2 if one could not be read.
+
+    Example: g2sim test scenarios/library --jobs 4 --junit results.xml
+    """
+    from g2sim.scenarios.output_file import new_text_file
+    from g2sim.scenarios.scenario_tests import collect, junit_text, run_tests
+
+    files = collect(paths)
+    results = []
+    with ExitStack() as stack:
+        xml = None if junit is None else stack.enter_context(new_text_file(junit, overwrite=overwrite))
+        for result in stack.enter_context(closing(run_tests(files, jobs))):
+            results.append(result)
+            click.echo(result.text)
+        if xml is not None:
+            xml.write(junit_text(results))
+    failed = sum(result.failed for result in results)
+    click.echo(f"{len(results) - failed} of {len(results)} scenarios passed")
+    if any(result.bad_input for result in results):
+        raise ConfigError("", problem="a scenario could not be read")
+    if failed:
+        raise SimError(f"{failed} of {len(results)} scenarios failed")
