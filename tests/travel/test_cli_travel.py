@@ -1,0 +1,250 @@
+"""``g2sim inspect``, ``events``, ``diff`` and ``export`` as a user meets them, and the commands of the docs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+from travel_runs import write_run
+
+from g2sim.scenarios.run_folder import LOG_NAME
+
+REPO = Path(__file__).resolve().parents[2]
+DOCS = (REPO / "docs" / "time-travel.md").read_text()
+
+
+def g2sim(*arguments: object, cwd: Path, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "g2sim.scenarios.cli", *map(str, arguments)],
+        cwd=cwd,
+        env=os.environ | {"PYTHONHASHSEED": str(hash_seed)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def lines_of(done: subprocess.CompletedProcess[str]) -> list[dict]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class TestInspect:
+    def test_table_and_json_speak_of_the_same_state(self, plain: Path, tmp_path: Path) -> None:
+        table = g2sim("inspect", plain, "--at", 30, cwd=tmp_path)
+        value = json.loads(g2sim("inspect", plain, "--at", 30, "--json", cwd=tmp_path, hash_seed=1).stdout)
+        assert table.returncode == 0
+        assert table.stdout.startswith(f"at 30.0 ms, after record {value['record']}\n")
+        for rank in value["ranks"]:
+            assert re.search(rf"^{rank['rank']} +{len(rank['g1_blocks'])}/12 ", table.stdout, re.MULTILINE)
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            (["--at", "-1"], "--at"),
+            (["--at", "nan"], "--at"),
+            (["--at", "1", "--record", "1"], "does not go with --at"),
+            (["--record", "100000"], "the log has"),
+        ],
+    )
+    def test_bad_options_exit_2(self, plain: Path, tmp_path: Path, options: list[str], told: str) -> None:
+        done = g2sim("inspect", plain, *options, cwd=tmp_path)
+        assert done.returncode == 2
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_a_cut_log_exits_1_after_the_state(self, plain: Path, tmp_path: Path) -> None:
+        data = (plain / LOG_NAME).read_bytes()
+        (tmp_path / "cut.g2log").write_bytes(data[: len(data) // 2])
+        done = g2sim("inspect", "cut.g2log", cwd=tmp_path)
+        assert done.returncode == 1
+        assert "last record: #" in done.stdout
+        assert "cut.g2log: record" in done.stderr
+
+
+class TestEvents:
+    def test_without_filters_it_is_the_whole_log_in_order(self, plain: Path, tmp_path: Path) -> None:
+        rows = lines_of(g2sim("events", plain, cwd=tmp_path))
+        assert [row["record"] for row in rows] == list(range(len(rows)))
+        assert rows[0]["event"] == "run.begin"
+        assert rows[-1]["event"] == "run.end"
+
+    def test_each_filter_keeps_what_it_names_and_together_they_all_hold(self, plain: Path, tmp_path: Path) -> None:
+        rows = lines_of(g2sim("events", plain, cwd=tmp_path))
+        filters = {
+            ("--topic", "kv"): lambda row: row["event"].startswith("kv."),
+            ("--topic", "RequestAdmitted"): lambda row: row["event"] == "wk.adm",
+            ("--request", "3"): lambda row: row.get("request") == 3 or 3 in row.get("emitted", ()),
+            ("--worker", "agg-1"): lambda row: row.get("worker") == 1,
+            ("--since", "20", "--until", "40"): lambda row: 20 <= row["time_ms"] <= 40,
+            (
+                "--topic",
+                "wk.adm",
+                "--topic",
+                "wk.fin",
+                "--request",
+                "1",
+                "--request",
+                "2",
+                "--worker",
+                "aggregated-0/0",
+            ): (lambda row: row["event"] in ("wk.adm", "wk.fin") and row["request"] in (1, 2) and row["worker"] == 0),
+        }
+        for options, keeps in filters.items():
+            kept = lines_of(g2sim("events", plain, *options, cwd=tmp_path))
+            assert kept == [row for row in rows if keeps(row)], options
+            assert kept, options
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            (["--topic", "wk.amd"], "did you mean wk.adm?"),
+            (["--worker", "agg-7"], "did you mean agg-"),
+            (["--request", "-1"], "--request"),
+        ],
+    )
+    def test_words_that_mean_nothing_exit_2(self, plain: Path, tmp_path: Path, options: list[str], told: str) -> None:
+        done = g2sim("events", plain, *options, cwd=tmp_path)
+        assert done.returncode == 2
+        assert told in done.stderr
+        assert done.stdout == ""
+
+    def test_a_reader_that_goes_away_is_no_error(self, plain: Path, tmp_path: Path) -> None:
+        command = (
+            f"{shlex.quote(sys.executable)} -m g2sim.scenarios.cli events {plain} | head -1; echo ${{PIPESTATUS[0]}}"
+        )
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "0"
+        assert done.stderr == ""
+
+
+class TestDiff:
+    def test_a_run_equals_its_repetition(self, plain: Path, tmp_path: Path) -> None:
+        again = write_run(tmp_path, "again")
+        done = g2sim("diff", plain, again, cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stdout == "the runs are equal: scenario, every record, report\n"
+
+    def test_two_policies_part_at_a_record_and_in_the_report(self, plain: Path, late: Path, tmp_path: Path) -> None:
+        done = g2sim("diff", plain, late, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "router.policy: 'round_robin' -> 'dynamo_kv'" in done.stdout
+        value = json.loads(g2sim("diff", plain, late, "--json", cwd=tmp_path, hash_seed=1).stdout)
+        first = value["first_difference"]
+        rows = [lines_of(g2sim("events", run, cwd=tmp_path)) for run in (plain, late)]
+        idx = next(idx for idx, pair in enumerate(zip(*rows, strict=False)) if pair[0] != pair[1])
+        assert first["record"] == idx
+        assert [first["left"][-1], first["right"][-1]] == [rows[0][idx], rows[1][idx]]
+        reports = [json.loads((run / "report.json").read_text()) for run in (plain, late)]
+        for path, pair in value["report"].items():
+            if "[" not in path:
+                places = reports
+                for key in path.split("."):
+                    places = [place[key] for place in places]
+                assert places == pair
+
+    def test_a_log_that_goes_on_longer_differs_where_the_other_ends(self, plain: Path, tmp_path: Path) -> None:
+        data = (plain / LOG_NAME).read_bytes()
+        (tmp_path / "cut.g2log").write_bytes(data[: len(data) // 2])
+        done = g2sim("diff", plain, "cut.g2log", cwd=tmp_path)
+        assert done.returncode == 1
+        assert "cut.g2log: the log has ended before" in done.stdout
+        assert "error: cut.g2log: record" in done.stderr
+
+
+class TestExport:
+    def test_prometheus_has_the_figures_of_the_report(self, plain: Path, tmp_path: Path) -> None:
+        done = g2sim("export", plain, "--prometheus", cwd=tmp_path)
+        report = json.loads((plain / "report.json").read_text())
+        sample = re.compile(r'[a-z][a-z0-9_]*\{([a-z_]+="[^"]*",?)+\} \S+')
+        samples = {}
+        for line in done.stdout.splitlines():
+            assert re.fullmatch(r"# TYPE [a-z0-9_]+ gauge", line) or sample.fullmatch(line), line
+            name, _, number = line.rpartition(" ")
+            samples[name] = number
+        run = 'scenario="travel",seed="0"'
+        assert float(samples[f"g2sim_summary_mean_ttft_ms{{{run}}}"]) == report["summary"]["mean_ttft_ms"]
+        assert samples[f'g2sim_requests{{{run},status="completed"}}'] == "12"
+        assert samples[f'g2sim_g2_stored_blocks{{{run},pool="g2"}}'] == str(report["g2_pools"][0]["stored_blocks"])
+        ranks = [name for name in samples if name.startswith("g2sim_rank_passes")]
+        assert len(ranks) == 2
+
+    def test_parquet_has_every_event_and_every_request(self, plain: Path, tmp_path: Path) -> None:
+        done = g2sim("export", plain, "--parquet", "--out", "pq", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        requests = pyarrow.parquet.read_table(tmp_path / "pq" / "requests.parquet").to_pylist()
+        rows = [json.loads(line) for line in (plain / "requests.jsonl").read_text().splitlines()]
+        assert [row["ttft_ms"] for row in requests] == [row["ttft_ms"] for row in rows]
+        assert [json.loads(row["ttft_parts_ms"]) for row in requests] == [row["ttft_parts_ms"] for row in rows]
+        events = lines_of(g2sim("events", plain, "--topic", "kv.sto", cwd=tmp_path))
+        table = pyarrow.parquet.read_table(tmp_path / "pq" / "events" / "kv.sto.parquet")
+        assert str(table.schema.field("parent_hash").type) == "uint64"
+        assert [{"event": "kv.sto", **row} for row in table.to_pylist()] == events
+        counts = [pyarrow.parquet.read_metadata(path).num_rows for path in (tmp_path / "pq" / "events").iterdir()]
+        assert sum(counts) == len(lines_of(g2sim("events", plain, cwd=tmp_path)))
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ([], "one of --prometheus and --parquet"),
+            (["--prometheus", "--parquet"], "one of --prometheus and --parquet"),
+            (["--parquet"], "the folder to write"),
+            (["--prometheus", "--out", "mine"], "exists already"),
+            (["--parquet", "--out", "folder"], "exists already"),
+            (["--parquet", "--out", "folder", "--overwrite"], "is not a folder of Parquet files"),
+        ],
+    )
+    def test_what_is_unclear_or_in_the_way_exits_2(
+        self, plain: Path, tmp_path: Path, options: list[str], told: str
+    ) -> None:
+        (tmp_path / "mine").write_text("mine")
+        (tmp_path / "folder").mkdir()
+        done = g2sim("export", plain, *options, cwd=tmp_path)
+        assert done.returncode == 2
+        assert told in done.stderr
+        assert (tmp_path / "mine").read_text() == "mine"
+        assert {item.name for item in tmp_path.iterdir()} == {"mine", "folder"}
+
+    def test_without_pyarrow_it_says_what_to_install(self, plain: Path, tmp_path: Path) -> None:
+        (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
+        done = subprocess.run(
+            [sys.executable, "-m", "g2sim.scenarios.cli", "export", str(plain), "--parquet", "--out", "pq"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "pip install 'g2sim[parquet]'" in done.stderr
+
+
+class TestDocs:
+    COMMANDS = re.findall(r"^    (g2sim .*)$", DOCS, re.MULTILINE)
+
+    @pytest.fixture(scope="class")
+    def place(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A folder with the runs that the page speaks of."""
+        folder = tmp_path_factory.mktemp("docs")
+        shutil.copytree(REPO / "scenarios", folder / "scenarios", ignore=shutil.ignore_patterns("*.py"))
+        return folder
+
+    def test_every_command_shown_works(self, place: Path) -> None:
+        for command in self.COMMANDS:
+            done = g2sim(*shlex.split(command.partition(" | ")[0])[1:], cwd=place)
+            assert done.returncode == (1 if " diff " in command else 0), (command, done.stderr)
+
+    def test_help_fits_and_has_an_example(self, tmp_path: Path) -> None:
+        for command in ("inspect", "events", "diff", "export"):
+            shown = g2sim(command, "--help", cwd=tmp_path).stdout
+            assert "Example:" in shown
+            assert max(map(len, shown.splitlines())) <= 100
