@@ -6,11 +6,17 @@ Owns: telling what kind a file is. Refuses to know: what makes one good; the rea
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from g2sim.actors.traffic.agentic_mooncake import load_agentic_mooncake
+from g2sim.actors.traffic.applied_compute import load_applied_compute
+from g2sim.actors.traffic.dynamo_requests import load_dynamo_requests
+from g2sim.actors.traffic.graph import AgenticCorpus
 from g2sim.actors.traffic.mooncake import load_mooncake
+from g2sim.actors.traffic.remarks import Remarks
+from g2sim.actors.traffic.sessions import Session
 from g2sim.actors.traffic.weka import load_weka
 from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.schema import TraceFormat, TrafficConfig
@@ -18,19 +24,22 @@ from g2sim.scenarios.suite import load_suite
 from g2sim.scenarios.traffic_source import open_traffic
 
 
-def check_file(path: Path, *, block_size_tokens: int = 512) -> str:
+def check_file(path: Path, *, trace_format: TraceFormat | None = None, block_size_tokens: int = 512) -> str:
     """Check a file, and say in a few words what it is.
 
     Args:
+        trace_format: the file is a trace of this format; None: what it looks like.
         block_size_tokens: tokens that a hash id of a Mooncake trace stands for.
     Raises: ConfigError for a file that is not good.
     """
+    if trace_format is not None:
+        return _trace(path, trace_format, block_size_tokens)
     if path.suffix == ".py":
         return _script(path)
     if path.is_dir() or path.suffix == ".jsonl":
-        return _trace(path, block_size_tokens)
+        return _trace(path, None, block_size_tokens)
     if path.suffix == ".json" and isinstance(head := _json(path), dict) and "requests" in head:
-        return _trace(path, block_size_tokens)
+        return _trace(path, None, block_size_tokens)
     return _scenario(path)
 
 
@@ -48,14 +57,25 @@ def _scenario(path: Path) -> str:
     return ", ".join(parts)
 
 
-def _trace(path: Path, block_size_tokens: int) -> str:
-    kind = TraceFormat.WEKA if path.is_dir() or path.suffix == ".json" else _row_format(path)
-    if kind is TraceFormat.MOONCAKE:
+def _trace(path: Path, kind: TraceFormat | None, block_size_tokens: int) -> str:
+    if kind is None:
+        kind = TraceFormat.WEKA if path.is_dir() or path.suffix == ".json" else _row_format(path)
+    corpus: AgenticCorpus | None = None
+    sessions: Sequence[Session] = ()
+    if kind is TraceFormat.WEKA:
+        corpus = load_weka(path)
+    elif kind is TraceFormat.AGENTIC_MOONCAKE:
+        corpus = load_agentic_mooncake(path)
+    elif kind is TraceFormat.DYNAMO:
+        trace = load_dynamo_requests(path, block_size=None, remarks=Remarks(path))
+        corpus, sessions = trace.corpus, trace.sessions
+    elif kind is TraceFormat.APPLIED_COMPUTE_AGENTIC:
+        sessions = load_applied_compute(path, block_size_tokens=block_size_tokens)
+    else:
         sessions = load_mooncake(path, block_size_tokens=block_size_tokens)
+    if corpus is None:
         return f"{kind} trace, {len(sessions)} sessions"
-    corpus = load_weka(path) if kind is TraceFormat.WEKA else load_agentic_mooncake(path)
-    graph = corpus.graph
-    return f"{kind} trace, {len(graph.plays)} plays, {len(graph.nodes)} requests"
+    return f"{kind} trace, {len(corpus.graph.plays)} plays, {len(corpus.graph.nodes)} requests"
 
 
 def _row_format(path: Path) -> TraceFormat:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from g2sim.bus.errors import ConfigError, SimError
+from g2sim.bus.errors import ConfigError, SimError, close_to
 
 
 @click.command()
@@ -30,22 +30,30 @@ def schema() -> None:
     type=click.IntRange(1),
     default=512,
     show_default=True,
-    help="Tokens that a hash id of a Mooncake trace stands for.",
+    help="Tokens that a hash id of a trace stands for, in formats that do not say.",
 )
-def check(files: tuple[Path, ...], block_size: int) -> None:
+@click.option("--format", "trace_format", metavar="NAME", help="All files are traces of this format.")
+def check(files: tuple[Path, ...], block_size: int, trace_format: str | None) -> None:
     """Check scenario files and traces, without running anything.
 
     FILE is a scenario (YAML or JSON), checked with its variants, expectations and the trace that it names; or a trace
-    (.jsonl, a .json file or folder of a Weka corpus). A Python script is not run: only its syntax is checked.
+    (.jsonl, a .json file or folder of a Weka corpus): mooncake, agentic_mooncake and weka tell themselves apart, other
+    formats need --format. A Python script is not run: only its syntax is checked.
 
     Example: g2sim check scenarios/library/*.yaml
     """
     from g2sim.scenarios.check import check_file
+    from g2sim.scenarios.schema import TraceFormat
 
+    names = [str(name) for name in TraceFormat]
+    if trace_format is not None and trace_format not in names:
+        hint = close_to(trace_format, names)
+        raise ConfigError("--format", got=trace_format, allowed=", ".join(names), hint=hint)
+    kind = None if trace_format is None else TraceFormat(trace_format)
     bad = 0
     for file in files:
         try:
-            click.echo(f"{file}: ok, {check_file(file, block_size_tokens=block_size)}")
+            click.echo(f"{file}: ok, {check_file(file, trace_format=kind, block_size_tokens=block_size)}")
         except ConfigError as error:
             bad += 1
             click.echo(f"error: {error}", err=True)

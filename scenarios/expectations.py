@@ -25,6 +25,7 @@ from g2sim.scenarios.fields import ABSENT
 from g2sim.scenarios.layout import BOUNDS
 from g2sim.scenarios.records import Numbered, chain_of, event_tags, numbered
 from g2sim.scenarios.report import Report, ReportFold, RunInfo
+from g2sim.scenarios.run import report_of_log
 from g2sim.scenarios.schema import Scenario
 from g2sim.scenarios.yaml_source import Document, KeyPath
 
@@ -274,17 +275,14 @@ def judge(expectations: Sequence[Expectation], logs: Mapping[str | None, Path]) 
 
 def _measured(log: Path, figures: Sequence[Figure]) -> dict[Figure, Any]:
     events = [figure for figure in figures if isinstance(figure, EventFigure)]
-    fields = [figure for figure in figures if isinstance(figure, ReportFigure)]
     values: dict[Figure, Any] = dict.fromkeys(events, 0)
-    with LogReader(log) as reader:
-        fold = _fold(reader)
-        for record in reader:
-            if fields:
-                fold.apply(record)
-            for figure in events:
-                values[figure] += figure.counts(record)
-    report = fold.finish()
-    values.update((figure, _at(report, figure.path)) for figure in fields)
+
+    def count(record: Record) -> None:
+        for figure in events:
+            values[figure] += figure.counts(record)
+
+    report = report_of_log(log, on_record=count).report
+    values.update((figure, _at(report, figure.path)) for figure in figures if isinstance(figure, ReportFigure))
     return values
 
 

@@ -8,16 +8,16 @@ each event type that the run has: ``record``, ``time_ms``, ``source``, ``cause``
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from g2sim.bus.errors import ConfigError, LogDamaged, OutputFailed
-from g2sim.bus.log import LogReader
-from g2sim.scenarios.records import numbered, record_value
+from g2sim.bus.events import Record
+from g2sim.scenarios.records import record_value
 from g2sim.scenarios.run import report_of_log
-from g2sim.scenarios.run_folder import log_file
 
 try:
     import pyarrow
@@ -58,18 +58,17 @@ def write_parquet(run: Path, folder: Path, *, overwrite: bool) -> LogDamaged | N
 
 def _write_all(run: Path, folder: Path) -> LogDamaged | None:
     rows: list[dict[str, Any]] = []
-    damage = report_of_log(run, rows.append).damage
-    _write(folder / "requests.parquet", [_flat(row) for row in rows])
     tables: dict[str, list[dict[str, Any]]] = {}
-    with LogReader(log_file(run)) as reader:
-        try:
-            for one in numbered(reader):
-                value = record_value(one.idx, one.record)
-                tables.setdefault(value.pop("event"), []).append(value)
-        except LogDamaged:
-            pass  # told by ``damage``
+    numbers = itertools.count()
+
+    def add(record: Record) -> None:
+        value = record_value(next(numbers), record)
+        tables.setdefault(value.pop("event"), []).append(_flat(value))
+
+    damage = report_of_log(run, rows.append, add).damage
+    _write(folder / "requests.parquet", [_flat(row) for row in rows])
     for tag, values in sorted(tables.items()):
-        _write(folder / "events" / f"{tag}.parquet", [_flat(value) for value in values])
+        _write(folder / "events" / f"{tag}.parquet", values)
     return damage
 
 

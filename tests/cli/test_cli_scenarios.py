@@ -84,6 +84,15 @@ class TestCheck:
             f"{mooncake}: ok, mooncake trace, 24 sessions",
         ]
 
+    def test_formats_that_do_not_say_what_they_are(self, g2sim: Cli) -> None:
+        trace = TRACES / "chat-sessions.jsonl"
+        done = g2sim("check", trace, "--format", "mooncake-delta")
+        assert done.stdout == f"{trace}: ok, mooncake-delta trace, 24 sessions\n"
+        assert g2sim("check", trace, "--format", "dynamo").returncode == 2
+        unknown = g2sim("check", trace, "--format", "mooncacke")
+        assert unknown.returncode == 2
+        assert "did you mean mooncake?" in unknown.stderr
+
     def test_every_bad_file_is_told_and_nothing_is_run_or_written(self, g2sim: Cli, tmp_path: Path) -> None:
         typo = write(tmp_path / "typo.yaml", changed(SMALL, "rooter", {}))
         trace = tmp_path / "t.jsonl"
