@@ -80,7 +80,9 @@ def test(paths: tuple[Path, ...], jobs: int | None, junit: Path | None, overwrit
     files = collect(paths)
     results = []
     with ExitStack() as stack:
-        xml = None if junit is None else stack.enter_context(new_text_file(junit, overwrite=overwrite))
+        xml = (
+            None if junit is None else stack.enter_context(new_text_file(junit, overwrite=overwrite, option="--junit"))
+        )
         for result in stack.enter_context(closing(run_tests(files, jobs))):
             results.append(result)
             click.echo(result.text)

@@ -10,26 +10,24 @@ from typing import TextIO
 
 from g2sim.bus.errors import ConfigError, OutputFailed
 
-_OPTION = "--out"
-
 
 @contextmanager
-def new_text_file(path: Path, *, overwrite: bool) -> Iterator[TextIO]:
+def new_text_file(path: Path, *, overwrite: bool, option: str = "--out") -> Iterator[TextIO]:
     """Opens a UTF-8 file that takes its place at ``path`` when the block ends without an error.
 
-    It is written as ``<path>.partial``.
+    It is written as ``<path>.partial``. ``option`` is where the user named it, for errors.
     Raises: ConfigError if ``path`` exists and ``overwrite`` is not set, or no file can be made there; OutputFailed if
         the file takes no more. Nothing is left of it then.
     """
     if path.is_dir():
-        raise ConfigError(_OPTION, problem="is a folder", got=str(path), allowed="the name of a file")
+        raise ConfigError(option, problem="is a folder", got=str(path), allowed="the name of a file")
     if os.path.lexists(path) and not overwrite:
-        raise ConfigError(_OPTION, problem="exists already", got=str(path), hint="choose another, or add --overwrite")
+        raise ConfigError(option, problem="exists already", got=str(path), hint="choose another, or add --overwrite")
     partial = path.with_name(f"{path.name}.partial")
     try:
         file = partial.open("w", encoding="utf-8", newline="\n")
     except OSError as error:
-        raise ConfigError(_OPTION, problem=f"cannot be written ({error.strerror})", got=str(path)) from None
+        raise ConfigError(option, problem=f"cannot be written ({error.strerror})", got=str(path)) from None
     try:
         with file:
             yield file

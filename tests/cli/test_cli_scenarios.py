@@ -169,6 +169,7 @@ class TestTest:
         (tmp_path / "r.xml").write_text("mine")
         done = g2sim("test", write(tmp_path / "s.yaml", GOOD), "--junit", "r.xml")
         assert done.returncode == 2
+        assert done.stderr.startswith("error: --junit: exists already")
         assert (tmp_path / "r.xml").read_text() == "mine"
 
     def test_ctrl_c_ends_it_with_130_and_leaves_nothing(self, tmp_path: Path) -> None:
