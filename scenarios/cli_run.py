@@ -63,18 +63,13 @@ def run(
         suite = load_suite(file).only(variant)
     base = out if out is not None else _free_folder(_RUNS / suite.name, overwrite)
     folders = {name: base if name is None else base / name for name in suite.runs}
-    repeat = [
-        "g2sim",
-        "run",
-        str(file),
-        *(["--variant", variant] if variant else []),
-        *(["--verify"] if verify else []),
-    ]
-    repeat += [] if out is None else ["--out", str(out), "--overwrite"]
+    repeat, rest = ["g2sim", "run", str(file)], [] if variant is None else ["--variant", variant]
+    rest += ["--verify"] if verify else []
+    rest += [] if out is None else ["--out", str(out), "--overwrite"]
     reports = {}
     for name, scenario in suite.runs.items():
         seeded = scenario if seed is None else attrs.evolve(scenario, seed=seed)
-        again = [*repeat, "--seed", str(seeded.seed)]
+        again = [*repeat, "--seed", str(seeded.seed), *rest]
         reports[name] = _run(seeded, folders[name], overwrite, verify, quiet, script, again)
         if not as_json:
             click.echo(render_table(reports[name]), nl=False)
@@ -83,7 +78,7 @@ def run(
     verdicts = suite.judge(folders)
     if not all(verdict.holds for verdict in verdicts):
         error = ExpectationFailed(verdicts)
-        error.add_note(f"to repeat: {shlex.join([*repeat, *([] if seed is None else ['--seed', str(seed)])])}")
+        error.add_note(f"to repeat: {shlex.join([*repeat, *([] if seed is None else ['--seed', str(seed)]), *rest])}")
         raise error
     if verdicts:
         _note(quiet, f"{len(verdicts)} of {len(verdicts)} expectations hold")
