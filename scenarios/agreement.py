@@ -287,9 +287,24 @@ class _Agreement:
             problem = f"does not go with a trace of format {trace_format}"
             raise self.fail("traffic", "load", "type", problem=problem, got=load["type"], allowed=" or ".join(loads))
         if not agentic:
-            self.unset(load, ["agentic_lanes"], ("traffic", "load"), f"format {' or '.join(AGENTIC_FORMATS)}")
+            keys = ["agentic_lanes", "agentic_snapshot", "agentic_warmup", "agentic_profile"]
+            self.unset(load, keys, ("traffic", "load"), f"format {' or '.join(AGENTIC_FORMATS)}")
+        elif load["type"] == "trace_timestamps":
+            self.load_control(load)
         counts = [key for key in STOP.fields if not key.startswith("max_virtual_time")]
         self.unset(stop, counts, ("traffic", "stop"), "synthetic traffic; a trace ends by itself")
+
+    def load_control(self, load: Values) -> None:
+        at = ("traffic", "load")
+        if load["agentic_snapshot"] is None:
+            self.unset(load, ["agentic_warmup", "agentic_profile"], at, "agentic_snapshot")
+        if load["agentic_lanes"] is None:
+            self.unset(load, ["agentic_snapshot"], at, "agentic_lanes")
+        for key, seconds in (load["agentic_profile"] or {}).items():
+            if not math.isfinite(seconds * 1000.0):
+                raise self.fail(
+                    *at, "agentic_profile", key, got=seconds, allowed="a time that is finite in milliseconds"
+                )
 
     def unset(self, values: Values, keys: Iterable[str], at: Sequence[str], where: str) -> None:
         for key in keys:

@@ -5,6 +5,7 @@ Owns: which actors there are, their names and order, and who hears what. Refuses
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,11 +24,12 @@ from g2sim.actors.router.pool import Pool
 from g2sim.actors.router.registry import make_policy
 from g2sim.actors.router.state import RouterState
 from g2sim.actors.traffic import actor as traffic
+from g2sim.actors.traffic.events import PreparationEnded, ProfileFinished
 from g2sim.actors.traffic.request import TrafficDriver
 from g2sim.actors.worker import actor as workers
-from g2sim.actors.worker.events import RequestEnded
 from g2sim.actors.worker.rank import Rank
 from g2sim.actors.worker.timing import PassTimes
+from g2sim.bus.events import Record
 from g2sim.bus.kernel import Kernel
 from g2sim.scenarios.events import RunFinished
 from g2sim.scenarios.report import SHARED_POOL, private_pool_name
@@ -49,9 +51,21 @@ class _WorkerSeconds:
         self.prefill = 0.0
         self.decode = 0.0
         self._prefill_workers = sum(pool.workers for pool in deployment.pools if pool.role is WorkerRole.PREFILL)
+        self._from_ms = -math.inf
+        self._until_ms = math.inf
         self._decode_workers = sum(pool.workers for pool in deployment.pools if pool.role is not WorkerRole.PREFILL)
 
+    def hear(self, record: Record) -> None:
+        """What counts starts when preparation has ended, and is over when nobody waits for anything."""
+        if type(record.event) is PreparationEnded:
+            self.prefill = self.decode = 0.0
+            self._from_ms = record.time_ms
+        elif type(record.event) is ProfileFinished:
+            self._until_ms = record.time_ms
+
     def add(self, previous_ms: float, now_ms: float) -> None:
+        if not self._from_ms < now_ms <= self._until_ms:
+            return
         self.prefill += self._prefill_workers * (now_ms - previous_ms) / 1000.0
         self.decode += self._decode_workers * (now_ms - previous_ms) / 1000.0
 
@@ -147,7 +161,10 @@ def build_cluster(
     )
     kernel.register(TRAFFIC, source)
     source.ends = kernel.subscribe(
-        TRAFFIC, [RequestEnded], wake_message=traffic.RequestsEnded(), wake_phase=Phase.TERMINAL
+        TRAFFIC,
+        traffic.watched_events(driver, disaggregated=deployment.disaggregated),
+        wake_message=traffic.RequestsEnded(),
+        wake_phase=Phase.TERMINAL,
     )
     for name in made:
         kernel.post(kernel.slot(name), workers.Begin(), Phase.HOST_POOL, 0.0)
@@ -155,6 +172,7 @@ def build_cluster(
 
     seconds = _WorkerSeconds(deployment)
     kernel.observe_instants(seconds.add)
+    kernel.add_sink(seconds.hear)
     return Cluster(kernel=kernel, workers=made, host_pools=host_pools, traffic=source, seconds=seconds)
 
 

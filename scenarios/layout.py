@@ -12,7 +12,10 @@ from __future__ import annotations
 import enum
 import math
 
+import attrs
+
 from g2sim.actors.config import HostScope, PreemptionMode, Sharing, TieBreak, TransferTiming
+from g2sim.actors.traffic.profile import ProfileOptions
 from g2sim.scenarios.aic_timing import DEFAULT_MEMORY_FRACTION, QUANT_MODES
 from g2sim.scenarios.fields import (
     ABSENT,
@@ -223,9 +226,19 @@ _SOURCE = Variants(
 
 _SLA = section(*(Field(key, or_null(_POSITIVE), None) for key in ("ttft_ms", "itl_ms", "e2e_ms")), nullable=True)
 
+_MAY_BE_ZERO = ("response_grace_seconds", "cancel_drain_seconds")
+
 _RATES = (
     Field("requests_per_second", or_null(_POSITIVE), None),
     Field("sessions_per_second", or_null(_POSITIVE), None),
+)
+
+_PROFILE = section(
+    *(
+        Field(option.name, _AMOUNT if option.name in _MAY_BE_ZERO else _POSITIVE, option.default)
+        for option in attrs.fields(ProfileOptions)
+    ),
+    nullable=True,
 )
 
 _LOAD = Variants(
@@ -236,6 +249,9 @@ _LOAD = Variants(
         "trace_timestamps": section(
             Field("speedup", number("a finite number above 0", 0.0, above=True, null=1.0), 1.0),
             Field("agentic_lanes", or_null(_COUNT), None),
+            Field("agentic_snapshot", section(Field("seed", _SEED), nullable=True), None),
+            Field("agentic_warmup", _TRUE_FALSE, False),
+            Field("agentic_profile", _PROFILE, None),
         ),
     },
     default="concurrency",

@@ -20,7 +20,13 @@ import attrs
 from tabulate import tabulate
 
 from g2sim.actors.config import DeploymentConfig, HostScope, SlaConfig, WorkerRole
-from g2sim.actors.handoff.events import DestinationActivated, DestinationReserved, SourceHeld, SourceReleased
+from g2sim.actors.handoff.events import (
+    DestinationActivated,
+    DestinationReserved,
+    SourceHeld,
+    SourceReleased,
+    may_outlive,
+)
 from g2sim.actors.host_pool.events import (
     ClientRetired,
     HostBlocksEvicted,
@@ -30,12 +36,22 @@ from g2sim.actors.host_pool.events import (
     StorePrepared,
 )
 from g2sim.actors.router.events import RequestPlaced
-from g2sim.actors.traffic.events import PlaySettled, RequestArrived, RequestSkipped
+from g2sim.actors.traffic.events import (
+    AdmissionClosed,
+    PlayRecycled,
+    PlaySettled,
+    PreparationEnded,
+    ProfileFinished,
+    RequestArrived,
+    RequestSkipped,
+    TimersPulledForward,
+)
 from g2sim.actors.traffic.request import RequestStatus
-from g2sim.actors.worker.events import PassEnded, RequestAdmitted, RequestEnded, RequestPreempted
+from g2sim.actors.worker.events import CanceledRequestLeft, PassEnded, RequestAdmitted, RequestEnded, RequestPreempted
 from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
 from g2sim.scenarios.events import RunFinished, RunStarted
+from g2sim.scenarios.phases import PhaseFold
 from g2sim.scenarios.plays import PlayFold
 from g2sim.scenarios.request_rows import DECODE_POOL, HANDOFF_STEPS, POOL_OF_ROLE, Admission, EndedRequest, RequestTrack
 from g2sim.scenarios.statistics import StreamedDistribution, exact_distribution, meets_sla
@@ -280,15 +296,17 @@ class _Completed:
             self._good_requests += 1
             self._good_tokens += tokens
 
-    def summary(self) -> dict[str, Any]:
-        seconds = max(self._duration_ms / 1000.0, 1e-9)  # a run of no duration still has finite rates
+    def summary(self, measured_ms: Callable[[float], float]) -> dict[str, Any]:
+        """Fields of the summary; ``measured_ms``: instant of the last completion -> what counts as duration [ms]."""
+        duration_ms = measured_ms(self._duration_ms)
+        seconds = max(duration_ms / 1000.0, 1e-9)  # a run of no duration still has finite rates
         all_tokens = self._input_tokens + self._output_tokens
         fields: dict[str, Any] = {
             "completed_requests": self._requests,
             "total_input_tokens": self._input_tokens,
             "total_output_tokens": self._output_tokens,
             "processed_tokens": all_tokens,
-            "duration_ms": self._duration_ms,
+            "duration_ms": duration_ms,
             "request_throughput_rps": self._requests / seconds,
             "input_throughput_tok_s": self._input_tokens / seconds,
             "output_throughput_tok_s": self._output_tokens / seconds,
@@ -350,7 +368,11 @@ class ReportFold:
         self._add_token: dict[int, Callable[[float], None]] = {}  # admitted where tokens are made, not ended
         self._ends = dict.fromkeys(_DEFINED_ENDS, 0)
         self._completed = _Completed(info.sla)
-        self._plays = PlayFold(lifecycle=not info.disaggregated)
+        self._plays = PlayFold()
+        self._phases = PhaseFold()
+        self._arrivals = 0
+        self._left_early: set[int] = set()
+        self._staying: dict[int, RequestArrived] = {}
         self._started: RunStarted | None = None
         self._finished: RunFinished | None = None
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
@@ -362,6 +384,12 @@ class ReportFold:
             RequestEnded: self._ended,
             RequestSkipped: self._plays.skipped,
             PlaySettled: self._plays.settled,
+            PlayRecycled: self._recycled,
+            TimersPulledForward: self._phases.shifted,
+            PreparationEnded: self._prepared,
+            AdmissionClosed: self._admission_closed,
+            ProfileFinished: self._phases.done,
+            CanceledRequestLeft: lambda time_ms, event: self._left_servers(time_ms, event.request),
             StorePrepared: lambda _, event: self._pool(event.pool).prepared(event),
             StoreLanded: lambda _, event: self._pool(event.pool).landed(event),
             HostBlocksEvicted: lambda _, event: self._pool(event.pool).evicted(event),
@@ -433,10 +461,12 @@ class ReportFold:
             "gpu_hours": None
             if end is None
             else (end.prefill_worker_seconds * prefill_gpus + end.decode_worker_seconds * decode_gpus) / 3600.0,
-            **self._completed.summary(),
-            **self._plays.summary(),
+            **self._completed.summary(self._phases.measured_ms),
             **((self._started.agentic if self._started is not None else None) or {}),
         }
+        plays = self._plays.summary(self._phases.start_ms or 0.0)
+        in_flight = sum(track.arrival.preparation is None for track in self._live.values())
+        fields |= plays | self._phases.summary(plays.get("agentic_play_outcomes", []), in_flight)
         if info.shared_pool is not None:
             fields["g2_domains"] = [self._pool(info.shared_pool).figures()]
         return fields
@@ -444,10 +474,14 @@ class ReportFold:
     # Requests ------------------------------------------------------------------------------------------------------
 
     def _arrived(self, time_ms: float, event: RequestArrived) -> None:
-        if event.request != self._released:
-            raise InvariantViolation(f"request {event.request} arrived, expected {self._released}")
-        self._released += 1
+        if event.request != self._arrivals:
+            raise InvariantViolation(f"request {event.request} arrived, expected {self._arrivals}")
+        self._arrivals += 1
         self._live[event.request] = RequestTrack(event, time_ms)
+        self._phases.arrived(time_ms, event)
+        if event.preparation is not None:
+            return
+        self._released += 1
         if event.play_id is not None:
             self._plays.arrived(time_ms, event)
 
@@ -493,25 +527,61 @@ class ReportFold:
         track = self._track(event.request, "ended")
         if event.status not in self._ends:
             raise InvariantViolation(f"request {event.request}: unknown status {event.status!r}")
-        self._ends[event.status] += 1
         del self._live[event.request]
         self._add_token.pop(event.request, None)
         end = EndedRequest.of(track, event.status, time_ms)
+        settled = self._is_settled(event)
+        if not settled:
+            self._staying[event.request] = track.arrival
+        self._phases.ended(end, settled=settled)
+        if track.arrival.preparation is not None:
+            return
+        self._ends[event.status] += 1
         if event.status == RequestStatus.COMPLETED and track.admissions:
             self._completed.add(end)
             self._book_prompt(end)
         if track.arrival.play_id is not None:
-            self._plays.ended(time_ms, track.arrival, event.status)
+            self._plays.ended(time_ms, track.arrival, event.status, settled=settled)
         if HANDOFF_STEPS[0] in track.handoff_ms and event.status == RequestStatus.COMPLETED:
             self._closing[event.request] = end
             if HANDOFF_STEPS[-1] not in track.handoff_ms:
                 return
         self._write_row(end)
 
+    def _is_settled(self, event: RequestEnded) -> bool:
+        """Whether nothing is left of an ended request on the servers."""
+        if event.request in self._left_early:
+            self._left_early.remove(event.request)
+            return True
+        return not may_outlive(event)
+
+    def _left_servers(self, time_ms: float, request: int) -> None:
+        arrival = self._staying.pop(request, None)
+        if arrival is None:
+            self._left_early.add(request)
+            return
+        self._phases.left(time_ms, arrival)
+        if arrival.preparation is None and arrival.play_id is not None and not self._phases.finished:
+            self._plays.left(time_ms, arrival)
+
+    def _recycled(self, time_ms: float, event: PlayRecycled) -> None:
+        self._phases.recycled(time_ms, event)
+        self._plays.recycled(time_ms, event)
+
+    def _admission_closed(self, time_ms: float, event: AdmissionClosed) -> None:
+        self._phases.closed(time_ms, event)
+        self._plays.closed(event)
+
+    def _prepared(self, time_ms: float, event: PreparationEnded) -> None:
+        """What counts starts here: nothing that preparation did does."""
+        self._phases.prepared(time_ms, event)
+        self._plays.opened(time_ms)
+        self._ranks = {key: _RankCounts() for key in self._ranks}
+
     def _write_row(self, end: EndedRequest) -> None:
         self._closing.pop(end.track.arrival.request, None)
         if self._on_row is not None:
-            self._on_row(end.row(self._block_size_tokens))
+            self._on_row(self._phases.row(end.row(self._block_size_tokens)))
 
     def _handoff_step(self, name: str, time_ms: float, request: int) -> None:
         """Note an instant of a hand-off. The release can come after the request's end, and its row waits for it."""
@@ -522,8 +592,14 @@ class ReportFold:
             self._write_row(end)
 
     def _released_source(self, time_ms: float, event: SourceReleased) -> None:
-        if not event.canceled:
+        if not event.canceled and not self._is_preparation(event.request):
             self._handoff_step("source_released_ms", time_ms, event.request)
+        self._left_servers(time_ms, event.request)
+
+    def _is_preparation(self, request: int) -> bool:
+        """Whether it is a preparation request that has ended; it has no row that could wait."""
+        arrival = self._staying.get(request)
+        return arrival is not None and arrival.preparation is not None
 
     def _book_prompt(self, end: EndedRequest) -> None:
         """Where a completed request's prompt tokens came from, as its first admission for the prompt found them."""
@@ -559,6 +635,7 @@ class ReportFold:
             raise InvariantViolation("the run started twice or after its first request")
         self._started = event
         self._plays.announce(event.play_ids)
+        self._phases.begin(event.agentic or {})
 
     def _run_finished(self, _: float, event: RunFinished) -> None:
         if self._finished is not None:

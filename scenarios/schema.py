@@ -27,6 +27,7 @@ from g2sim.actors.config import (
     Timing,
     WorkerRole,
 )
+from g2sim.actors.traffic.profile import ProfileOptions
 from g2sim.bus.errors import shorten
 from g2sim.scenarios import support
 from g2sim.scenarios.agreement import settle
@@ -140,10 +141,19 @@ class ConstantRateLoad:
 
 @attrs.frozen(kw_only=True)
 class TimestampsLoad:
-    """Arrivals as in the trace, ``speedup`` times as fast; plays of agentic traffic on lanes if given."""
+    """Arrivals as in the trace, ``speedup`` times as fast; plays of agentic traffic on lanes if given.
+
+    Attributes:
+        snapshot_seed: lanes start in the middle of plays, cut by this seed; None = at their beginning.
+        agentic_warmup: preparation requests come first.
+        agentic_profile: plays are recycled until the profile ends.
+    """
 
     speedup: float = 1.0
     agentic_lanes: int | None = None
+    snapshot_seed: int | None = None
+    agentic_warmup: bool = False
+    agentic_profile: ProfileOptions | None = None
 
 
 Source = TraceSource | SyntheticSource | SyntheticSessionSource | ScriptSource
@@ -428,7 +438,14 @@ def _load(load: Mapping[str, Any]) -> Load:
     if load["type"] == "concurrency":
         return ConcurrencyLoad(concurrency=load["concurrency"])
     if load["type"] == "trace_timestamps":
-        return TimestampsLoad(speedup=load["speedup"], agentic_lanes=load["agentic_lanes"])
+        snapshot, profile = load["agentic_snapshot"], load["agentic_profile"]
+        return TimestampsLoad(
+            speedup=load["speedup"],
+            agentic_lanes=load["agentic_lanes"],
+            snapshot_seed=None if snapshot is None else snapshot["seed"],
+            agentic_warmup=load["agentic_warmup"],
+            agentic_profile=None if profile is None else ProfileOptions(**profile),
+        )
     if load["type"] == "poisson":
         return PoissonLoad(per_second=load["rate"], seed=load["seed"])
     return ConstantRateLoad(interval_ms=load["interval_ms"] if load["rate"] is None else 1000.0 / load["rate"])
@@ -451,6 +468,9 @@ def _plain_traffic(traffic: TrafficConfig, max_virtual_time_ms: float | None) ->
     plain_load = attrs.asdict(load)
     if isinstance(load, PoissonLoad):
         plain_load[f"{unit}_per_second"] = plain_load.pop("per_second")
+    if isinstance(load, TimestampsLoad):
+        seed = plain_load.pop("snapshot_seed")
+        plain_load["agentic_snapshot"] = None if seed is None else {"seed": seed}
     return {
         "source": plain_source,
         "load": {"type": _LOAD_TYPES[type(load)], **plain_load},

@@ -138,12 +138,16 @@ class StateFold:
 
     def _ended(self, event: wk.RequestEnded) -> None:
         state = self._rank(event)
-        state.running.discard(event.request)
+        if not event.leaves_later:
+            state.running.discard(event.request)
         state.waiting.discard(event.request)
         if event.request not in self.open_requests:
             raise InvariantViolation(f"request {event.request} ends twice, or never arrived")
         self.open_requests.remove(event.request)
         self.ended[event.status] = self.ended.get(event.status, 0) + 1
+
+    def _left(self, event: wk.CanceledRequestLeft) -> None:
+        self._rank(event).running.discard(event.request)
 
     def _held(self, event: SourceHeld) -> None:
         self._rank(event).running.remove(event.request)
@@ -211,6 +215,7 @@ _HANDLERS: Mapping[type[Any], Callable[[StateFold, Any], None]] = {
     wk.RequestAdmitted: StateFold._admitted,
     wk.RequestPreempted: StateFold._preempted,
     wk.RequestEnded: StateFold._ended,
+    wk.CanceledRequestLeft: StateFold._left,
     SourceHeld: StateFold._held,
     DestinationActivated: StateFold._activated,
     RequestArrived: StateFold._arrived,

@@ -350,14 +350,10 @@ RULES: tuple[Rule, ...] = (
         when=is_agentic,
     ),
     Rule(
-        id="agentic-phases",
-        what="snapshots, warmup and profiles of agentic traffic",
-        fields={
-            **_unset("traffic.load.agentic_snapshot", "traffic.load.agentic_profile"),
-            "traffic.load.agentic_warmup": only(False),
-            "traffic.load.agentic_warmup_policy": only("repeated_prefixes"),
-        },
-        allowed="leave it out",
+        id="agentic-warmup-policy",
+        what="another way to warm agentic traffic up",
+        fields={"traffic.load.agentic_warmup_policy": only("repeated_prefixes")},
+        allowed="repeated_prefixes, or leave it out",
     ),
     Rule(
         id="event-plane",

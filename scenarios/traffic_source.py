@@ -9,8 +9,6 @@ from typing import Any
 import attrs
 
 from g2sim.actors.config import RankConfig, WorkerRole
-from g2sim.actors.traffic.agentic import AgenticDriver
-from g2sim.actors.traffic.agentic_mooncake import load_agentic_mooncake
 from g2sim.actors.traffic.applied_compute import load_applied_compute
 from g2sim.actors.traffic.dynamo_requests import load_dynamo_requests
 from g2sim.actors.traffic.graph import MAX_TIME_MS, AgenticCorpus
@@ -25,8 +23,8 @@ from g2sim.actors.traffic.synthetic import (
     poisson_arrivals_ms,
     sessions,
 )
-from g2sim.actors.traffic.weka import load_weka
 from g2sim.bus.errors import ConfigError, InvariantViolation
+from g2sim.scenarios.agentic_source import agentic_driver, agentic_facts, play_ids, read_corpus
 from g2sim.scenarios.schema import (
     ConcurrencyLoad,
     ConstantRateLoad,
@@ -36,7 +34,6 @@ from g2sim.scenarios.schema import (
     ScriptSource,
     SyntheticSessionSource,
     SyntheticSource,
-    TimestampBasis,
     TimestampsLoad,
     TraceFormat,
     TraceSource,
@@ -77,7 +74,7 @@ def _trace(scenario: Scenario, source: TraceSource) -> Traffic:
     if source.format is TraceFormat.DYNAMO:
         return _dynamo(scenario, source, path)
     if source.agentic:
-        return _agentic(scenario, _corpus(source, path))
+        return _agentic(scenario, source.format, read_corpus(source, path))
     block_size_tokens = source.block_size_tokens or 512
     remarks = Remarks(path)
     if source.format is TraceFormat.APPLIED_COMPUTE_AGENTIC:
@@ -107,49 +104,25 @@ def _dynamo(scenario: Scenario, source: TraceSource, path: Path) -> Traffic:
         if isinstance(load, ConcurrencyLoad):
             problem = "does not go with a dynamo trace whose requests have an agent_context"
             raise ConfigError("traffic.load.type", problem=problem, got="concurrency", allowed="trace_timestamps")
-        return _agentic(scenario, attrs.evolve(trace.corpus, notes=remarks.notes()))
+        return _agentic(scenario, source.format, attrs.evolve(trace.corpus, notes=remarks.notes()))
     if isinstance(load, TimestampsLoad) and load.agentic_lanes is not None:
         problem = "does not go with a dynamo trace whose requests have no agent_context"
         raise ConfigError("traffic.load.agentic_lanes", problem=problem, got=load.agentic_lanes, allowed="leave it out")
     return Traffic(driver=_session_driver(scenario, trace.sessions), notes=remarks.notes())
 
 
-def _corpus(source: TraceSource, path: Path) -> AgenticCorpus:
-    if source.format is not TraceFormat.WEKA:
-        return load_agentic_mooncake(path)
-    basis = source.nested_timestamp_basis or TimestampBasis.AUTO
-    return load_weka(path, basis=basis.value, block_size=source.block_size_tokens, strict=source.strict)
-
-
-def _agentic(scenario: Scenario, corpus: AgenticCorpus) -> Traffic:
+def _agentic(scenario: Scenario, trace_format: TraceFormat, corpus: AgenticCorpus) -> Traffic:
     load = scenario.traffic.load
     if not isinstance(load, TimestampsLoad):
         raise InvariantViolation("agentic traffic without a timestamps load")
-    driver = AgenticDriver(corpus, speedup=load.speedup, lanes=load.agentic_lanes)
-    graph = corpus.graph
-    facts: dict[str, Any] = {
-        "agentic_graph": {
-            "source": {"format": corpus.source_format, "digest": corpus.source_digest},
-            "graph_digest": driver.graph_digest,
-            "block_size": corpus.block_size_tokens,
-            "node_count": len(graph.nodes),
-            "play_count": len(graph.plays),
-            "source_models": list(corpus.source_models),
-        },
-        "agentic_model_projection": {
-            "policy": "project_to_configured_target",
-            "source_models": list(corpus.source_models),
-            "target_model": scenario.model,
-        },
-    }
-    if corpus.nested_basis is not None:
-        facts["weka_nested_timestamp_basis"] = str(corpus.nested_basis)
+    driver = agentic_driver(corpus, load)
+    facts = agentic_facts(corpus, driver, load, trace_format=trace_format, model=scenario.model)
     projected = [model for model in corpus.source_models if model != scenario.model]
     notes = corpus.notes
     if projected:
         models = ", ".join(map(repr, projected))
         notes = (*notes, f"requests recorded with {models} are projected to {scenario.model!r}")
-    return Traffic(driver=driver, agentic=facts, play_ids=tuple(play.play_id for play in graph.plays), notes=notes)
+    return Traffic(driver=driver, agentic=facts, play_ids=play_ids(corpus, driver), notes=notes)
 
 
 def _session_driver(

@@ -25,6 +25,7 @@ from g2sim.actors.config import HandoffConfig, TransferTiming, WorkerRole
 from g2sim.actors.handoff import events as ev
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.messages import (
+    CancelRequest,
     ChooseRank,
     PlaceRequest,
     RankChosen,
@@ -37,7 +38,9 @@ from g2sim.actors.router.policy import Placement
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.events import RequestEnded
 from g2sim.actors.worker.messages import (
+    AbandonHandoff,
     ActivateDestination,
+    CancelOnWorker,
     DestinationIsReserved,
     HandoffReply,
     HandoffReport,
@@ -74,9 +77,12 @@ class _TransfersEnd:
 
 
 class _Handoff:
-    """One hand-off under way. ``fresh_blocks`` is what the destination lacked."""
+    """One hand-off under way.
 
-    __slots__ = ("arrived", "destination", "fresh_blocks", "given", "number", "source")
+    ``fresh_blocks`` is what the destination lacked; ``held``: the source is, or was; ``activated``: the destination is.
+    """
+
+    __slots__ = ("activated", "arrived", "destination", "fresh_blocks", "given", "held", "number", "source")
 
     def __init__(self, number: int, arrived: PlaceRequest) -> None:
         self.number = number
@@ -85,6 +91,8 @@ class _Handoff:
         self.source: Placement | None = None
         self.destination: Placement | None = None
         self.fresh_blocks = 0
+        self.held = False
+        self.activated = False
 
 
 def transfer_delay_ms(tokens: int, config: HandoffConfig) -> float:
@@ -140,6 +148,8 @@ class HandoffCoordinator:
             self._arrived += 1
             handoff = self._handoffs[self._arrived] = _Handoff(self._arrived, message)
             self._actions.append((_Step.SUBMIT, handoff))
+        elif kind is CancelRequest:
+            return self._cancel(message.request, port)
         elif kind is RankChosen:
             return self._go_on([message], port)
         elif kind is _TransfersEnd:
@@ -252,6 +262,7 @@ class HandoffCoordinator:
         if reply.busy:
             self._parked.setdefault(actor, []).append((placement.dp_rank, _Step.ACTIVATE, handoff))
             return
+        handoff.activated = True
         self._actions.append((_Step.RELEASE, handoff))
         self._take(reply.reports)
 
@@ -269,6 +280,44 @@ class HandoffCoordinator:
             return
         yield from self._end(handoff, port)
         self._take(reply.reports)
+
+    def _cancel(self, request: int, port: Port) -> Turn:
+        """Cancel a request where it is: before, in or after its hand-off. Whoever has it publishes its end."""
+        handoff = next((one for one in self._handoffs.values() if one.given.request == request), None)
+        if handoff is None or handoff.activated:
+            for actor in self._workers[WorkerRole.DECODE]:
+                if (yield Ask(actor, CancelOnWorker(request))):
+                    return
+            raise ProtocolError(f"hand-off coordinator: request {request} is canceled, but nobody has it")
+        self._forget(handoff)
+        where = next((role for role in self._routers if self._unplaced.pop((role, request), None)), None)
+        if where is not None:
+            reply: RankReply = yield Ask(self._routers[where], CancelRequest(request))
+            yield from self._go_on(reply.released, port)
+        if not handoff.held and handoff.source is not None:
+            yield Ask(self._workers[WorkerRole.PREFILL][handoff.source.worker], CancelOnWorker(request))
+        elif handoff.held:
+            for role, placement in ((WorkerRole.DECODE, handoff.destination), (WorkerRole.PREFILL, handoff.source)):
+                if placement is not None:
+                    actor = self._workers[role][placement.worker]
+                    abandoned: HandoffReply = yield Ask(actor, AbandonHandoff(placement.dp_rank, handoff.number))
+                    self._take(abandoned.reports)
+            yield from self._tell_over(WorkerRole.PREFILL, handoff, port)
+        if where is None and (handoff.held or handoff.source is None):
+            role = WorkerRole.DECODE if handoff.held else WorkerRole.PREFILL
+            status = RequestStatus.CANCELED.value
+            port.publish(RequestEnded(worker=None, role=role.value, dp_rank=None, request=request, status=status))
+        self._plan(port)
+
+    def _forget(self, handoff: _Handoff) -> None:
+        """Nothing more is done for a hand-off."""
+        del self._handoffs[handoff.number]
+        self._actions = deque(entry for entry in self._actions if entry[1] is not handoff)
+        self._parked = {
+            actor: [entry for entry in entries if entry[2] is not handoff] for actor, entries in self._parked.items()
+        }
+        self._transfers = [entry for entry in self._transfers if entry[1] != handoff.number]
+        heapq.heapify(self._transfers)
 
     def _choose(self, role: WorkerRole, handoff: _Handoff, port: Port) -> Turn:
         """The rank that a router chooses; None if the request waits there, or is refused."""
@@ -320,6 +369,7 @@ class HandoffCoordinator:
             if isinstance(report, SourceIsRejected):
                 self._actions.append((_Step.CLEAR_AWAY, self._handoffs[report.handoff]))
             elif isinstance(report, SourceIsHeld):
+                self._handoffs[report.handoff].held = True
                 self._actions.append((_Step.RESERVE, self._handoffs[report.handoff]))
             else:
                 handoff = self._handoffs[report.handoff]

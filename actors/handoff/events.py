@@ -6,6 +6,9 @@ order of arrival.
 
 from __future__ import annotations
 
+from g2sim.actors.config import WorkerRole
+from g2sim.actors.traffic.request import RequestStatus
+from g2sim.actors.worker.events import RequestEnded
 from g2sim.bus.events import event
 
 
@@ -78,3 +81,14 @@ class HandoffFailed:
     role: str
     dp_rank: int
     reason: str
+
+
+def may_outlive(end: RequestEnded) -> bool:
+    """Whether something of an ended request can be left on the servers, unless it has left before.
+
+    ``CanceledRequestLeft`` or ``SourceReleased`` says when it has: what computes or restores a canceled request goes
+    on, and a source is held until its destination is active, or has failed.
+    """
+    if end.status == RequestStatus.CANCELED:
+        return end.leaves_later
+    return end.role == WorkerRole.DECODE.value

@@ -18,6 +18,7 @@ from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.events import PlacementWeighed, RequestPlaced, RequestRefused, RequestWaits
 from g2sim.actors.router.messages import (
+    CancelRequest,
     ChooseRank,
     LoadChanged,
     PlaceRequest,
@@ -32,7 +33,7 @@ from g2sim.actors.router.policy import Placement, RoutedRequest, Weighing
 from g2sim.actors.router.state import Decision, Placed, Refused, RouterState, Waits
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.events import PassEnded, RequestEnded
-from g2sim.actors.worker.messages import SubmitRequest
+from g2sim.actors.worker.messages import CancelOnWorker, SubmitRequest
 from g2sim.actors.worker.sequence import RankRequest
 from g2sim.bus.errors import ProtocolError
 from g2sim.bus.events import Record
@@ -100,6 +101,11 @@ class RouterActor:
         if kind is RequestIsOver:
             released += self._publish(self.state.ended(message.request, port.now_ms), port)
             return RankReply(None, tuple(released))
+        if kind is CancelRequest and self._coordinator is not None:
+            released += self._withdraw(message.request, port)
+            return RankReply(None, tuple(released))
+        if kind is CancelRequest:
+            return self._cancel(message.request, released, port)
         if kind is PlaceRequest:
             given = self._given[message.given.request] = message.given
             decision = self.state.place(_routed(message), port.now_ms)
@@ -113,6 +119,25 @@ class RouterActor:
         elif not released:
             port.no_effect()
         return self._send_out(released) if released else None
+
+    def _cancel(self, request: int, released: list[RankChosen], port: Port) -> Turn:
+        """Cancel a request where it is: here, or on the worker that says it has it."""
+        yield from self._send_out(released)
+        if request in self.state.waiting:
+            del self._given[request]
+            yield from self._send_out(self._withdraw(request, port))
+            return
+        for worker in self._workers:
+            if (yield Ask(worker, CancelOnWorker(request))):
+                return
+        raise ProtocolError(f"router: request {request} is canceled, but no worker has it")
+
+    def _withdraw(self, request: int, port: Port) -> list[RankChosen]:
+        """End a request that waits here. Returns what its going releases."""
+        freed = self._publish(self.state.withdraw(request, port.now_ms), port)
+        status = RequestStatus.CANCELED.value
+        port.publish(RequestEnded(worker=None, role=self._role.value, dp_rank=None, request=request, status=status))
+        return freed
 
     def waiting(self) -> Sequence[str]:
         return [f"request {request} waits for policy {self.state.policy.name}" for request in self.state.waiting]

@@ -281,6 +281,11 @@ class DynamoKv(Policy):
     def worker_removed(self, worker: int, now_ms: float) -> Iterable[Release]:
         return self._drain()
 
+    def withdraw(self, request: int, now_ms: float) -> Iterable[Release]:
+        self._queue = [entry for entry in self._queue if entry[2].request.request != request]
+        heapq.heapify(self._queue)
+        return self._drain() if self._queue else ()
+
     def pending(self) -> Sequence[int]:
         return [waiting.request.request for _, _, waiting in self._queue]
 

@@ -25,6 +25,13 @@ class PlaceRequest:
 
 
 @attrs.frozen(slots=True)
+class CancelRequest:
+    """Nobody waits for this request any longer. Its end is published at once, wherever it is."""
+
+    request: int
+
+
+@attrs.frozen(slots=True)
 class ChooseRank:
     """Choose a rank for an arrived request. Reply: ``RankReply``; the asker sends the request there."""
 

@@ -199,6 +199,10 @@ class PlacementPolicy(Protocol):
         """A worker is gone."""
         ...
 
+    def withdraw(self, request: int, now_ms: float) -> Iterable[Release]:
+        """A request that waits in the policy was canceled; it must not be released any more."""
+        ...
+
     def pending(self) -> Sequence[int]:
         """Requests that wait in the policy, in no particular order."""
         ...
@@ -291,6 +295,9 @@ class Policy:
         return ()
 
     def worker_removed(self, worker: int, now_ms: float) -> Iterable[Release]:
+        return ()
+
+    def withdraw(self, request: int, now_ms: float) -> Iterable[Release]:
         return ()
 
     def pending(self) -> Sequence[int]:

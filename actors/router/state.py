@@ -129,6 +129,11 @@ class RouterState:
             return []
         return self._released("request_terminal", request, now_ms, self.policy.request_terminal, request)
 
+    def withdraw(self, request: int, now_ms: float) -> list[Decision]:
+        """A request that waits here was canceled. Returns what its going releases."""
+        del self._waiting[request]
+        return self._released("withdraw", request, now_ms, self.policy.withdraw, request)
+
     def set_worker(self, worker: int, state: WorkerState, now_ms: float) -> list[Decision]:
         """A worker became ready, drains or is gone."""
         self.pool.set_state(worker, state)

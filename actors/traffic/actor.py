@@ -7,12 +7,16 @@ from typing import Any
 
 import attrs
 
+from g2sim.actors.handoff.events import SourceReleased, may_outlive
+from g2sim.actors.host_pool.events import LoadFinished, LoadQueued, StoreLanded, StorePrepared
 from g2sim.actors.kv.blocks import BlockHasher
 from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE
 from g2sim.actors.phases import Phase
-from g2sim.actors.router.messages import PlaceRequest
+from g2sim.actors.router.messages import CancelRequest, PlaceRequest
 from g2sim.actors.traffic.events import RequestArrived
-from g2sim.actors.traffic.request import Release, RequestStatus, TrafficDriver
+from g2sim.actors.traffic.play_driver import PlayDriver
+from g2sim.actors.traffic.request import Cancel, LoadControl, Release, RequestStatus, TrafficDriver
+from g2sim.actors.worker.events import CanceledRequestLeft, RequestEnded
 from g2sim.actors.worker.sequence import RankRequest
 from g2sim.bus.errors import InvariantViolation, ProtocolError
 from g2sim.bus.kernel import Envelope, Port, Subscription
@@ -33,6 +37,18 @@ class _Ready:
     """Timer of the next arrival."""
 
 
+def watched_events(driver: TrafficDriver, *, disaggregated: bool) -> list[type[Any]]:
+    """The events that a traffic actor has to hear of."""
+    events: list[type[Any]] = [RequestEnded]
+    if disaggregated:
+        events.append(SourceReleased)
+    if isinstance(driver, LoadControl):
+        events.append(CanceledRequestLeft)
+        if driver.prepares:
+            events += [StorePrepared, StoreLanded, LoadQueued, LoadFinished]
+    return events
+
+
 class TrafficActor:
     """See the module's text.
 
@@ -41,13 +57,18 @@ class TrafficActor:
         hasher: identifies prompt blocks for the deployment's block size.
         front: actor that takes requests in (the router, or the hand-off coordinator).
 
-    ``ends`` must be set to the subscription that carries the events of ended requests before the run starts.
+    ``ends`` must be set before the run starts, to the subscription that carries the events of ended requests, and of
+    what the servers still hold of them (``watched_events``).
     """
 
     ends: Subscription
 
     def __init__(self, *, driver: TrafficDriver, hasher: BlockHasher, front: str, front_phase: Phase) -> None:
         self._driver = driver
+        self._load = driver if isinstance(driver, LoadControl) else None
+        self._busy: dict[int, int] = {}
+        self._left_early: set[int] = set()
+        self._transfers: set[tuple[str, int]] = set()
         self._hasher = hasher
         self._front = front
         self._front_phase = front_phase
@@ -61,18 +82,74 @@ class TrafficActor:
         kind = type(message)
         if kind is _Ready:
             self._timer = self._timer_ms = None
+            self._control(port)
             for release in self._driver.release(port.now_ms):
                 self._send_out(release, port)
         elif kind is RequestsEnded:
-            ends = [
-                (self._take_key(record.event.request), RequestStatus(record.event.status))
-                for record in self.ends.drain()
-            ]
-            for event in self._driver.ended(ends, port.now_ms):
-                port.publish(event)
+            self._take_note(port)
         elif kind is not Begin:
             raise ProtocolError(f"traffic: no use for a {kind.__name__}")
         self._set_timer(port)
+
+    def _take_note(self, port: Port) -> None:
+        """Tell the driver what has ended, and what has left the servers after its end."""
+        ends: list[tuple[int, RequestStatus]] = []
+        busy: set[int] = set()
+        left: list[int] = []
+        for record in self.ends.drain():
+            event = record.event
+            kind = type(event)
+            if kind is RequestEnded:
+                key, status = self._take_key(event.request), RequestStatus(event.status)
+                ends.append((key, status))
+                if self._is_busy(event):
+                    self._busy[event.request] = key
+                    busy.add(key)
+            elif kind is SourceReleased or kind is CanceledRequestLeft:
+                waiting = self._busy.pop(event.request, None)
+                if waiting is None:
+                    self._left_early.add(event.request)
+                elif waiting in busy:
+                    busy.remove(waiting)
+                else:
+                    left.append(waiting)
+            elif kind is StorePrepared or kind is LoadQueued:
+                self._transfers.add((event.pool, event.transfer))
+            else:
+                self._transfers.discard((event.pool, event.transfer))
+        if not ends and not left:
+            port.no_effect()
+        plays = self._driver if isinstance(self._driver, PlayDriver) else None
+        if ends and plays is None:
+            self._publish(self._driver.ended(ends, port.now_ms), port)
+        if ends and plays is not None:
+            self._publish(plays.ended(ends, port.now_ms, busy=busy), port)
+        if left and plays is not None:
+            self._publish(plays.quiesced(left, port.now_ms), port)
+
+    def _is_busy(self, end: RequestEnded) -> bool:
+        """Whether something is left on the servers of a request that has just ended."""
+        if end.request in self._left_early:
+            self._left_early.remove(end.request)
+            return False
+        return may_outlive(end)
+
+    def _control(self, port: Port) -> None:
+        if self._load is None:
+            return
+        canceled = []
+        for item in self._load.control(port.now_ms, settled=not self._busy and not self._transfers):
+            if isinstance(item, Cancel):
+                canceled.append(item.key)
+            else:
+                port.publish(item)
+        requests = {key: request for request, key in self._keys.items()} if canceled else {}
+        for key in canceled:
+            port.send(self._front, CancelRequest(requests[key]), phase=self._front_phase)
+
+    def _publish(self, events: Sequence[object], port: Port) -> None:
+        for event in events:
+            port.publish(event)
 
     def waiting(self) -> Sequence[str]:
         lines = [f"request {request} has not ended" for request in self._keys]
@@ -100,6 +177,7 @@ class TrafficActor:
                 root_id=agentic.root_id if agentic else None,
                 parent_id=agentic.parent_id if agentic else None,
                 cache_id=agentic.cache_id if agentic else None,
+                preparation=spec.preparation,
             )
         )
         given = RankRequest(
@@ -128,6 +206,8 @@ class TrafficActor:
 
     def _set_timer(self, port: Port) -> None:
         next_ms = self._driver.next_ready_ms()
+        if self._load is not None and self._load.prepares and not (self._keys or self._busy or self._transfers):
+            next_ms = port.now_ms
         if next_ms is not None:
             next_ms = max(next_ms, port.now_ms)
         if self._timer is not None:

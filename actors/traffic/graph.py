@@ -7,6 +7,7 @@ who a node is in reports, and the graph digest. Refuses to know: file formats, l
 from __future__ import annotations
 
 import enum
+import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -233,6 +234,25 @@ class RequestGraph:
         for ordinal, node in enumerate(self.nodes):
             hasher.update(("," if ordinal else "").encode() + canonical_json(node.digest_record()).encode())
         return hasher.update(b"]}").hexdigest()
+
+    def topological_rank(self) -> list[int]:
+        """Position of each node when the lowest ordinal that waits for none before it is always taken next."""
+        ordinal_of = {node.request_id: ordinal for ordinal, node in enumerate(self.nodes)}
+        waits = [len(node.edges) for node in self.nodes]
+        targets: list[list[int]] = [[] for _ in self.nodes]
+        for ordinal, node in enumerate(self.nodes):
+            for edge in node.edges:
+                targets[ordinal_of[edge.source]].append(ordinal)
+        free = [ordinal for ordinal, count in enumerate(waits) if count == 0]  # ascending, so a heap
+        ranks = [0] * len(self.nodes)
+        for rank in range(len(self.nodes)):
+            taken = heapq.heappop(free)
+            ranks[taken] = rank
+            for target in targets[taken]:
+                waits[target] -= 1
+                if waits[target] == 0:
+                    heapq.heappush(free, target)
+        return ranks
 
     def identity(self, play: Play, ordinal: int, lane: int | None) -> AgenticIdentity:
         """Who a node is in reports. A play with several roots has no root, a node without spawn edge no parent."""

@@ -26,6 +26,7 @@ class NodeMode(enum.Enum):
     COMPLETED = "completed"
     FAILED = "failed"
     SKIPPED = "skipped"
+    CENSORED = "censored"
 
 
 class NodeInput(enum.Enum):
@@ -36,6 +37,7 @@ class NodeInput(enum.Enum):
     COMPLETE = "complete"
     FAIL = "fail"
     SKIP = "skip"
+    CENSOR = "censor"
 
 
 NEXT_MODE = {
@@ -43,6 +45,8 @@ NEXT_MODE = {
     (NodeMode.BLOCKED, NodeInput.SKIP): NodeMode.SKIPPED,
     (NodeMode.READY, NodeInput.DISPATCH): NodeMode.DISPATCHED,
     (NodeMode.READY, NodeInput.SKIP): NodeMode.SKIPPED,
+    (NodeMode.BLOCKED, NodeInput.CENSOR): NodeMode.CENSORED,
+    (NodeMode.READY, NodeInput.CENSOR): NodeMode.CENSORED,
     (NodeMode.DISPATCHED, NodeInput.COMPLETE): NodeMode.COMPLETED,
     (NodeMode.DISPATCHED, NodeInput.FAIL): NodeMode.FAILED,
 }
@@ -93,6 +97,8 @@ class PlayRun:
         outstanding: nodes dispatched whose end was not seen.
         unsettled: nodes dispatched that have left something on the servers.
         failure: the first failure.
+        censored: some node was taken out before it was dispatched because the run closes.
+        idle_since_ms: when it was activated, or its last outstanding node ended; None while one is outstanding [ms].
     """
 
     play_id: str
@@ -102,6 +108,8 @@ class PlayRun:
     outstanding: int = 0
     unsettled: int = 0
     failure: tuple[NodeRun, RequestStatus] | None = None
+    censored: bool = False
+    idle_since_ms: float | None = None
 
     @classmethod
     def of(cls, play_id: str, members: Iterable[tuple[int, Node]]) -> PlayRun:
@@ -123,7 +131,12 @@ class PlayRun:
     @property
     def client_finished(self) -> bool:
         """Whether no request of it will be dispatched or end any more."""
-        return self.outstanding == 0 and (self.incomplete == 0 or self.failure is not None)
+        return self.outstanding == 0 and (self.incomplete == 0 or self.failure is not None or self.censored)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether some node waits for its gate only."""
+        return any(run.mode is NodeMode.READY for run in self.nodes)
 
     @property
     def quiescent(self) -> bool:
@@ -145,6 +158,7 @@ class PlayMachine:
             start_ms: now.
             base_ms: the gate that counts as ``start_ms``; smaller ones do too.
         """
+        play.idle_since_ms = start_ms
         for run in play.nodes:
             run.gate_ms = start_ms + max(0.0, run.node.not_before_ms - base_ms)
             if run.waits == 0:
@@ -152,7 +166,7 @@ class PlayMachine:
 
     def next_ready_ms(self) -> float | None:
         """Gate of the first ready node, None if there is none."""
-        while self._ready and self._ready[0][2].mode is not NodeMode.READY:
+        while self._ready and not _is_current(*self._ready[0]):
             heapq.heappop(self._ready)
         return self._ready[0][0] if self._ready else None
 
@@ -166,6 +180,7 @@ class PlayMachine:
             run.step(NodeInput.DISPATCH)
             run.busy = True
             run.play.outstanding += 1
+            run.play.idle_since_ms = None
             run.play.unsettled += 1
             self._fire(run, Trigger.DISPATCH, ready_ms)
             yield run
@@ -179,12 +194,12 @@ class PlayMachine:
         play = run.play
         if status is RequestStatus.COMPLETED:
             run.step(NodeInput.COMPLETE)
-            play.outstanding -= 1
+            self._ended_one(play, now_ms)
             play.incomplete -= 1
             self._fire(run, Trigger.COMPLETION, now_ms)
             return []
         run.step(NodeInput.FAIL)
-        play.outstanding -= 1
+        self._ended_one(play, now_ms)
         if play.failure is not None:
             return []
         play.failure = (run, status)
@@ -192,6 +207,42 @@ class PlayMachine:
         for other in skipped:
             other.step(NodeInput.SKIP)
         return skipped
+
+    def censor(self, play: PlayRun) -> int:
+        """Take out every node that was not dispatched. Returns how many."""
+        waiting = [run for run in play.nodes if run.mode in (NodeMode.BLOCKED, NodeMode.READY)]
+        for run in waiting:
+            run.step(NodeInput.CENSOR)
+        play.censored = play.censored or bool(waiting)
+        return len(waiting)
+
+    def pull_forward(self, plays: Iterable[PlayRun], now_ms: float) -> tuple[float, int]:
+        """Move the timers of idle plays so that the first of them is due.
+
+        Timers are gates of ready nodes, and those of blocked nodes that lie in the future.
+
+        Returns: by how much [ms], and how many; (0, 0) if nothing lies in the future.
+        """
+        timers = [
+            run
+            for play in plays
+            for run in play.nodes
+            if run.mode is NodeMode.READY or (run.mode is NodeMode.BLOCKED and run.gate_ms > now_ms)
+        ]
+        first_ms = min((run.gate_ms for run in timers), default=now_ms)
+        if first_ms <= now_ms:
+            return 0.0, 0
+        shift_ms = first_ms - now_ms
+        for run in timers:
+            run.gate_ms -= shift_ms
+            if run.mode is NodeMode.READY:
+                heapq.heappush(self._ready, (run.gate_ms, run.ordinal, run))
+        return shift_ms, len(timers)
+
+    def _ended_one(self, play: PlayRun, now_ms: float) -> None:
+        play.outstanding -= 1
+        if play.outstanding == 0:
+            play.idle_since_ms = now_ms
 
     def settle(self, run: NodeRun) -> None:
         """Nothing of an ended node is left on the servers.
@@ -215,3 +266,8 @@ class PlayMachine:
     def _unblock(self, run: NodeRun) -> None:
         run.step(NodeInput.UNBLOCK)
         heapq.heappush(self._ready, (run.gate_ms, run.ordinal, run))
+
+
+def _is_current(ready_ms: float, _: int, run: NodeRun) -> bool:
+    """Whether an entry of the ready queue still says when its node is due."""
+    return run.mode is NodeMode.READY and run.gate_ms == ready_ms

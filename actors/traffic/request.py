@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 
@@ -42,6 +42,8 @@ class RequestSpec:
         prompt: its tokens.
         output_tokens: tokens to generate, 0 = prefill only.
         agentic: identity in a play, None outside agentic traffic.
+        preparation: "primer:<i>" or "warmup:<i>" for a request that warms the caches up before the measured part of
+            a run, with its number on its lane; else None.
         uuid: 128-bit number that reports show for agentic and plain synthetic requests, else None.
         output_ids: the tokens it generates, uint32[output_tokens], where traffic says which; else None.
     """
@@ -54,6 +56,14 @@ class RequestSpec:
     agentic: AgenticIdentity | None = None
     uuid: int | None = None
     output_ids: TokenArray | None = attrs.field(default=None, eq=False)
+    preparation: str | None = None
+
+
+@attrs.frozen(slots=True)
+class Cancel:
+    """A released request, by key, that nobody waits for any longer; its end follows."""
+
+    key: int
 
 
 @attrs.frozen(slots=True)
@@ -95,4 +105,24 @@ class TrafficDriver(Protocol):
     @property
     def total_requests(self) -> int | None:
         """Requests this traffic will release if nothing fails, None when it cannot know; for progress only."""
+        ...
+
+
+@runtime_checkable
+class LoadControl(Protocol):
+    """What a driver has besides, if it acts on its own: it prepares, recycles plays, or closes the run."""
+
+    @property
+    def prepares(self) -> bool:
+        """Whether it has to know when the servers have settled."""
+        ...
+
+    def control(self, now_ms: float, *, settled: bool) -> Sequence[object]:
+        """To be called at every instant at which requests ended or ``next_ready_ms`` is due, before ``release``.
+
+        Args:
+            now_ms: the instant.
+            settled: nothing is left on the servers of requests that have ended, host transfers included.
+        Returns: traffic events to be published, and ``Cancel``, in this order.
+        """
         ...

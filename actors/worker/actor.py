@@ -21,7 +21,9 @@ from g2sim.actors.phases import Phase
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker import events as ev
 from g2sim.actors.worker.messages import (
+    AbandonHandoff,
     ActivateDestination,
+    CancelOnWorker,
     DestinationIsReserved,
     HandoffReply,
     HandoffReport,
@@ -108,12 +110,13 @@ class WorkerActor:
         self._coordinator = coordinator
         self._watched = watched
         self._report_is_awaited = False
+        self._canceled: dict[int, RankPlace] = {}
         self._in_flight: list[tuple[RankPlace, PassResult]] | None = None
         self._start_is_due = False
         self._deadline: Envelope | None = None
         self._deadline_ms: float | None = None
 
-    def receive(self, message: Any, port: Port) -> Turn | HandoffReply | None:
+    def receive(self, message: Any, port: Port) -> Turn | HandoffReply | bool | None:
         kind = type(message)
         if kind is _PassEnd:
             return self._end_pass(port)
@@ -126,6 +129,10 @@ class WorkerActor:
         if kind is SubmitRequest:
             self._submit(message, port)
             return None
+        if kind is AbandonHandoff:
+            return self._abandon(message, port)
+        if kind is CancelOnWorker:
+            return self._cancel(message.request, port)
         if kind is ReserveDestination:
             return self._reserve(message, port)
         if kind is ActivateDestination or kind is ReleaseSource:
@@ -185,6 +192,27 @@ class WorkerActor:
         )
         self._plan(port)
 
+    def _cancel(self, request: int, port: Port) -> bool:
+        """Take a request off its rank; one that a pass in flight computes leaves when that has ended."""
+        for place in self.places:
+            computed = self._in_flight is not None and (
+                place.rank.computes(request)
+                or any(place is one and _shows(result, request) for one, result in self._in_flight)
+            )
+            if not computed and not place.rank.has(request):
+                continue
+            if computed:
+                self._canceled[request] = place
+            left = not computed and place.rank.cancel(request)
+            port.publish(
+                ev.RequestEnded(
+                    request=request, status=RequestStatus.CANCELED.value, leaves_later=not left, **self._who(place)
+                )
+            )
+            self._plan(port)
+            return True
+        return False
+
     def _start_pass(self, port: Port) -> Turn:
         self._start_is_due = False
         if self._in_flight is not None or not self._ready:
@@ -224,6 +252,9 @@ class WorkerActor:
         if results is None:
             raise ProtocolError(f"{self.name}: a pass ends, but none is in flight")
         self._in_flight = None
+        for request, place in self._canceled.items():
+            if place.rank.has(request) and not place.rank.cancel(request):
+                raise ProtocolError(f"{self.name}: request {request} was computed while it was restored")
         yield from self._close(results, port)
         self._show(results, port)
         self._plan(port)
@@ -266,6 +297,17 @@ class WorkerActor:
         self._after_command(place, port)
         return HandoffReply(reports=reports)
 
+    def _abandon(self, message: AbandonHandoff, port: Port) -> HandoffReply:
+        place = self.places[message.dp_rank]
+        request = place.rank.abandon(message.handoff)
+        if request is not None:
+            who = self._who(place) | {"handoff": message.handoff}
+            port.publish(handoff_events.SourceReleased(request=request, canceled=True, **who))
+        reports = place.rank.try_reservation() if self._in_flight is None else ()
+        self._publish_reports(place, reports, port)
+        self._after_command(place, port)
+        return HandoffReply(reports=reports)
+
     def _after_command(self, place: RankPlace, port: Port) -> None:
         if self._in_flight is None:
             self._publish_changes(place, port)
@@ -285,6 +327,7 @@ class WorkerActor:
             yield from self._talk(place, place.rank.tick(), port)
             news = news or bool(place.rank.host_changes)
             self._publish_changes(place, port)
+        self._publish_left(port)
         if not due and not (news and self._watched):
             port.no_effect()
         self._plan(port)
@@ -332,20 +375,40 @@ class WorkerActor:
                 continue
             who = self._who(place)
             if result.is_pass:
-                emitted = () if hands_over else tuple(output.request for output in result.outputs if output.emitted)
+                shown = [output.request for output in result.outputs if output.emitted]
+                emitted = () if hands_over else tuple(one for one in shown if one not in self._canceled)
                 port.publish(
                     ev.PassEnded(pass_idx=place.pass_idx, emitted=emitted, prefill_tokens=result.prefill_tokens, **who)
                 )
                 place.pass_idx += 1
             for output in result.outputs:
+                if output.request in self._canceled:
+                    continue
                 if output.status is None or (hands_over and output.status is RequestStatus.COMPLETED):
                     continue
                 port.publish(ev.RequestEnded(request=output.request, status=output.status.value, **who))
-            self._publish_reports(place, result.reports, port)
-            reports.extend(result.reports)
+            wanted = self._without_canceled(place, result.reports)
+            self._publish_reports(place, wanted, port)
+            reports.extend(wanted)
+        self._publish_left(port)
         if self._coordinator is not None and (reports or self._report_is_awaited):
             self._report_is_awaited = False
             port.send(self._coordinator, WorkerReport(self.name, tuple(reports)), phase=Phase.REPORT)
+
+    def _without_canceled(self, place: RankPlace, reports: Sequence[HandoffReport]) -> list[HandoffReport]:
+        """Reports of hand-offs that somebody still waits for; the sources of the others are released."""
+        for report in reports:
+            if report.request in self._canceled and isinstance(report, SourceIsHeld):
+                place.rank.release_source(report.handoff)
+        return [report for report in reports if report.request not in self._canceled]
+
+    def _publish_left(self, port: Port) -> None:
+        """Publish which canceled requests hold nothing any more."""
+        for place in self.places:
+            left = [request for request, where in self._canceled.items() if where is place]
+            for request in (*left, *place.rank.take_left()):
+                port.publish(ev.CanceledRequestLeft(request=request, **self._who(place)))
+        self._canceled.clear()
 
     def _publish_reports(self, place: RankPlace, reports: Sequence[HandoffReport], port: Port) -> None:
         who = self._who(place)
@@ -440,6 +503,11 @@ class WorkerActor:
             port.publish(event)
         own_pool.outbox.clear()
         return reply
+
+
+def _shows(result: PassResult, request: int) -> bool:
+    """Whether a pass ends, or puts something out for, this request."""
+    return any(one.request == request for one in (*result.outputs, *result.reports))
 
 
 def _is_due(place: RankPlace, now_ms: float) -> bool:

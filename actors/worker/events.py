@@ -90,11 +90,13 @@ class PassEnded:
     prefill_tokens: int
 
 
-@event("wk.fin")
+@event("wk.fin", version=2)
 class RequestEnded:
     """A request ended: status "completed", "rejected", "failed" or "canceled".
 
-    ``worker`` and ``dp_rank`` are None if no rank was chosen for it: the router of this role refused it.
+    ``worker`` and ``dp_rank`` are None if no rank was chosen for it: the router of this role refused it, or it was
+    canceled there. ``leaves_later``: it was canceled while a pass computes it, or a restore fills its blocks;
+    ``CanceledRequestLeft`` follows.
     """
 
     worker: int | None
@@ -102,3 +104,14 @@ class RequestEnded:
     dp_rank: int | None
     request: int
     status: str
+    leaves_later: bool = False
+
+
+@event("wk.left")
+class CanceledRequestLeft:
+    """What a request still held when it was canceled was given back."""
+
+    worker: int
+    role: str
+    dp_rank: int
+    request: int

@@ -17,6 +17,21 @@ class SubmitRequest:
 
 
 @attrs.frozen(slots=True)
+class CancelOnWorker:
+    """Nobody waits for this request any longer. Reply: whether it was here; if so, its end has been published."""
+
+    request: int
+
+
+@attrs.frozen(slots=True)
+class AbandonHandoff:
+    """Give back what a canceled hand-off holds on a rank, or waits for. Reply: ``HandoffReply``, never busy."""
+
+    dp_rank: int
+    handoff: int
+
+
+@attrs.frozen(slots=True)
 class ReserveDestination:
     """Set blocks aside for a hand-off's prompt, now or when there is room. Reply: ``HandoffReply``."""
 

@@ -204,6 +204,7 @@ class Rank:
         self._copy_out_ends_ms: dict[int, float] = {}
         self._loads: dict[int, Sequence] = {}
         self._loading: frozenset[int] = frozenset()
+        self._canceled_left: list[int] = []
         # Prefill/decode hand-off.
         self._generation = 0
         self._held: dict[int, Sequence] = {}
@@ -296,6 +297,58 @@ class Rank:
         self._release_blocks(sequence)
         self._generation += 1
         return sequence.request
+
+    # -- cancellation
+
+    def has(self, request: int) -> bool:
+        """Whether a queued, restoring or running sequence is this request's."""
+        return self._find(request) is not None
+
+    def computes(self, request: int) -> bool:
+        """Whether it is in the running list, so that a pass in flight may be computing it."""
+        return any(seq.request == request for seq in self.running)
+
+    def cancel(self, request: int) -> bool:
+        """Take a request off this rank for good, between its passes. To be followed by ``try_reservation``.
+
+        Returns: whether all it held is given back. Blocks that a restore is filling are not, until it has ended;
+        ``take_left`` names the request then.
+        """
+        seq = self._find(request)
+        if seq is None:
+            raise InvariantViolation(f"request {request} is canceled on a rank that does not have it")
+        if seq.state is SequenceState.RUNNING:
+            self.running.remove(seq)
+        else:
+            self._unqueue(seq)
+        seq.state = SequenceState.ENDED
+        self._generation += 1
+        self._release_blocks(seq)
+        return seq.load is None or seq.load.done
+
+    def abandon(self, handoff: int) -> int | None:
+        """Drop a held source, a pending destination or a reserved one. To be followed by ``try_reservation``.
+
+        Returns: the request whose source was held, None if none was.
+        """
+        if handoff in self._held:
+            return self.release_source(handoff)
+        reserved = self._reserved.pop(handoff, None)
+        if reserved is not None:
+            self.pool.cancel(reserved[1])
+        else:
+            self._pending = deque(pending for pending in self._pending if pending.handoff != handoff)
+        self._generation += 1
+        return None
+
+    def take_left(self) -> list[int]:
+        """Canceled requests whose restores have ended, so that all they held is given back."""
+        left, self._canceled_left = self._canceled_left, []
+        return left
+
+    def _find(self, request: int) -> Sequence | None:
+        here = (*self.running, *self.queue, *self.connector)
+        return next((seq for seq in here if seq.request == request), None)
 
     # -- the pass
 
@@ -698,6 +751,12 @@ class Rank:
         if load is None:
             raise InvariantViolation(f"request {seq.request} has no load to finish")
         self._loading = self._loading.difference(load.keys)
+        if seq.state is SequenceState.ENDED:
+            self.pool.cancel(load.reservation)
+            load.done = True
+            self._canceled_left.append(seq.request)
+            self._generation += 1
+            return
         self._materialise(seq, load.reservation, load.prefix_blocks, self.restored)
         load.done = True
 

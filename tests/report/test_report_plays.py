@@ -197,14 +197,9 @@ def test_plays_are_listed_as_announced_also_those_that_never_began() -> None:
     assert outcomes[0] == {"play_id": "a", "status": "incomplete"}
 
 
-def test_without_plays_there_are_no_play_fields_and_with_separate_pools_no_digest() -> None:
-    """With prefill and decode a request may be quiescent after its end, which no event tells yet."""
+def test_without_plays_there_are_no_play_fields() -> None:
     plain = fold(run_info(), *served(0, 1.0))[0]["summary"]
     assert not [key for key in plain if "trajector" in key or "agentic" in key]
-    info = run_info(pool_info("prefill"), pool_info("decode"))
-    summary = fold(info, (0.0, agentic(0, "a")))[0]["summary"]
-    assert "total_trajectories" in summary
-    assert "agentic_lifecycle_digest" not in summary
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,11 @@ def traced(trace_format: str = "mooncake", load: str = "trace_timestamps") -> Va
     return changed(values, {"engine.model": "m"})
 
 
+def profiled() -> Values:
+    control = {"agentic_lanes": 2, "agentic_snapshot": {"seed": 1}, "agentic_warmup": True, "agentic_profile": {}}
+    return changed(traced("weka"), {f"traffic.load.{key}": value for key, value in control.items()})
+
+
 def sessions() -> Values:
     source = {"type": "synthetic-session", "session": {}}
     traffic = {"source": source, "load": {"type": "poisson", "sessions_per_second": 2.0}, "stop": {"sessions": 3}}

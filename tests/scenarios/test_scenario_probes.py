@@ -105,6 +105,9 @@ OPTIONS_REFUSED = {
     *("error_am_concurrency", "error_am_no_execution_model", "error_am_zero_lanes", "error_weka_concurrency"),
     *("error_mooncake_bad_speedup", "error_mooncake_with_lanes", "error_mooncake_zero_block_size"),
     *("error_mooncake_zero_concurrency", "error_unknown_format", "error_applied_compute_timestamps"),
+    *("error_profile_negative_grace", "error_profile_with_time_limit", "error_profile_without_snapshot"),
+    *("error_profile_zero_duration", "error_snapshot_negative_seed", "error_snapshot_unknown_key"),
+    *("error_snapshot_without_lanes", "error_warmup_without_snapshot"),
     *("error_synthetic_no_load", "error_synthetic_two_loads", "error_synthetic_zero_input", "error_synthetic_ratio"),
 }
 """Recorded refusals that are about options; all others are about rows of a trace, which nobody reads here."""
@@ -151,15 +154,13 @@ def test_every_recorded_run_can_be_described(path: Any) -> None:
     recorded = json.loads(path.read_text())
     call = {**recorded.get("synthetic", {}), **recorded["call"]}
     values = translated(call, recorded["trace_format"])
-    asked = call.get("traffic", {})
-    if any(key in asked for key in ("agentic_snapshot", "agentic_warmup", "agentic_profile")):
-        assert "not supported: " in str(refusal(values))
-    elif path.stem in OPTIONS_REFUSED:
+    if path.stem in OPTIONS_REFUSED:
         refusal(values)
     else:
         scenario = Scenario.from_dict(values)
         assert Scenario.from_resolved(scenario.resolved()) == scenario
-        assert len(scenario.deployment.pools) == (2 if "prefill_engine_args" in call else 1)
+        split = "prefill_engine_args" in call or call.get("spec", {}).get("topology", {}).get("kind") == "disaggregated"
+        assert len(scenario.deployment.pools) == (2 if split else 1)
 
 
 def test_names_and_numbers_of_a_call_arrive() -> None:
@@ -191,7 +192,14 @@ def test_names_and_numbers_of_a_call_arrive() -> None:
     assert worker["kv_cache"]["host_offload"]["sharing"] == "equal_share"
     assert (worker["timing"]["speedup_ratio"], worker["timing"]["decode_speedup_ratio"]) == (1.25, 1.5)
     assert resolved["traffic"]["stop"]["max_virtual_time_ms"] == 24.1
-    assert resolved["traffic"]["load"] == {"type": "trace_timestamps", "speedup": 2.5, "agentic_lanes": None}
+    assert resolved["traffic"]["load"] == {
+        "type": "trace_timestamps",
+        "speedup": 2.5,
+        "agentic_lanes": None,
+        "agentic_snapshot": None,
+        "agentic_warmup": False,
+        "agentic_profile": None,
+    }
     assert resolved["traffic"]["source"]["block_size"] == 18
     assert resolved["evaluation"]["sla"]["e2e_ms"] == 9.0
 

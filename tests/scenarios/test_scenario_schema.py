@@ -25,6 +25,7 @@ from scenario_values import (
     changed,
     disaggregated,
     leaves,
+    profiled,
     refusal,
     sessions,
     traced,
@@ -193,6 +194,16 @@ FIELDS = {
     ),
     "traffic.load.speedup": Case(traced, "positive", NULL),
     "traffic.load.agentic_lanes": Case(lambda: traced("weka"), "count", NULL),
+    "traffic.load.agentic_snapshot.seed": Case(profiled, "u64"),
+    "traffic.load.agentic_warmup": Case(profiled, "bool"),
+    **{
+        f"traffic.load.agentic_profile.{key}_seconds": Case(profiled, kind)
+        for kind, keys in (
+            ("positive", ("duration", "tree_idle_cap", "global_idle_cap")),
+            ("amount", ("response_grace", "cancel_drain")),
+        )
+        for key in keys
+    },
     "traffic.stop.requests": Case(aggregated, "count"),
     "traffic.stop.sessions": Case(sessions, "count"),
     "traffic.stop.requests_per_load_unit": Case(
@@ -287,11 +298,13 @@ class TestFields:
         assert "allowed: " in str(error)
 
     def test_the_tables_of_this_test_know_every_field_of_the_resolved_form(self) -> None:
-        forms = [aggregated(), with_host(), sessions(), traced(), traced("weka"), agentic_g2()]
+        forms = [aggregated(), with_host(), sessions(), traced(), traced("weka"), agentic_g2(), profiled()]
         forms.append(changed(aggregated(), {"evaluation.sla.ttft_ms": 1, "traffic.load": {"type": "constant_rate"}}))
         forms[-1]["traffic"]["load"]["interval_ms"] = 1
         paths = {path for form in forms for path in leaves(Scenario.from_dict(form).resolved())}
-        assert paths - set(FIELDS) - {"engine.kv_transfer", HOST, "evaluation.sla"} == set()
+        sections = {"engine.kv_transfer", HOST, "evaluation.sla"}
+        sections |= {"traffic.load.agentic_snapshot", "traffic.load.agentic_profile"}
+        assert paths - set(FIELDS) - sections == set()
 
     def test_whole_numbers_become_floats_and_negative_zero_is_zero(self) -> None:
         scenario = Scenario.from_dict(
@@ -936,6 +949,13 @@ def scenarios(draw: st.DrawFn) -> Values:
             "type": "trace_timestamps",
             **maybe({"speedup": POSITIVE, **({"agentic_lanes": COUNTS} if agentic else {})}),
         }
+        if "agentic_lanes" in load and draw(st.booleans()):
+            load |= {
+                "agentic_snapshot": {"seed": draw(st.integers(0, 2**64 - 1))},
+                **maybe({"agentic_warmup": st.booleans()}),
+            }
+            if draw(st.booleans()):
+                load["agentic_profile"] = maybe({"duration_seconds": st.floats(1, 9), "cancel_drain_seconds": FLOATS})
         if kind == "applied_compute_agentic":
             load = loads[0]
         stop = {} if agentic else stop
