@@ -141,6 +141,18 @@ class LogMismatch(SimError):
     """Live state and the fold of the log differ, or two logs that must be equal are not."""
 
 
+def raised(error: BaseException) -> str:
+    """What an exception from foreign code says, with the file and line that raised it."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    place, step = "", error.__traceback__
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if not file.startswith("<frozen "):  # the importer
+            place = f" ({file}:{step.tb_lineno})"
+        step = step.tb_next
+    return text if isinstance(error, SyntaxError) else text + place  # that says itself where it is
+
+
 def shorten(value: object, limit: int = 80) -> str:
     """``repr`` of a value, cut to ``limit`` characters so that one bad field cannot fill a screen."""
     text = repr(value)

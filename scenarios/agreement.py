@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from g2sim.actors.config import HostScope
-from g2sim.actors.router.registry import OTHER_NAMES, canonical_name, default_options, make_policy
+from g2sim.actors.router.registry import OTHER_NAMES
 from g2sim.bus.errors import ConfigError, InvariantViolation
 from g2sim.scenarios.aic_timing import (
     MOVING_VERSIONS,
@@ -39,21 +39,25 @@ from g2sim.scenarios.layout import (
     TraceFormat,
 )
 from g2sim.scenarios.pass_times import aic_error
+from g2sim.scenarios.policy_source import is_built_in, settled_policy
 from g2sim.scenarios.support import AGENTIC_FORMATS, WORKER_COUNT
 from g2sim.scenarios.yaml_source import Document, KeyPath, dotted
 
 Values = dict[str, Any]
 
 
-def settle(tree: Values, document: Document) -> None:
+def settle(tree: Values, document: Document, *, resolved: bool = False) -> None:
     """Checks and completes a tree that the tables and the support rules have passed.
+
+    Args:
+        resolved: the tree was completed when it was run, with a policy that need not be at hand.
 
     Raises: ConfigError.
     """
     agreement = _Agreement(document)
     agreement.engine(tree["engine"])
     agreement.traffic(tree["traffic"])
-    agreement.router(tree["router"])
+    agreement.router(tree["router"], resolved=resolved)
     agreement.sla(tree["evaluation"]["sla"])
 
 
@@ -358,7 +362,7 @@ class _Agreement:
                 *at, given[1], problem=f"does not go with {given[0]}", got=values[given[1]], allowed=allowed
             )
 
-    def router(self, router: Values) -> None:
+    def router(self, router: Values, *, resolved: bool) -> None:
         """Completes the options of the policy, whose shortcuts become options."""
         at = ("router",)
         options = router["options"]
@@ -370,9 +374,10 @@ class _Agreement:
             if option in options:
                 raise self.fail(*at, key, problem=f"does not go with options.{option}", allowed="one of the two")
             options[option] = value
+        if resolved and not is_built_in(router["policy"]):
+            return
         try:
-            router["policy"] = canonical_name(router["policy"])
-            make_policy(router["policy"], options)
+            router["policy"], router["options"] = settled_policy(router["policy"], options, code=False)
         except ConfigError as error:
             raise self.document.error(
                 (*at, *error.field.split(".", 1)),
@@ -381,7 +386,6 @@ class _Agreement:
                 allowed=error.allowed,
                 hint=error.hint,
             ) from None
-        router["options"] = default_options(router["policy"]) | options
 
     def sla(self, sla: Values | None) -> None:
         if sla is None or sla["e2e_ms"] is None:

@@ -31,6 +31,7 @@ COMMANDS = {
     "events": "g2sim.scenarios.cli_travel",
     "diff": "g2sim.scenarios.cli_travel",
     "export": "g2sim.scenarios.cli_travel",
+    "policy": "g2sim.scenarios.cli_policy",
     "validate": "g2sim.scenarios.cli_streams",
     "rules": "g2sim.scenarios.cli_streams",
     "record": "g2sim.scenarios.cli_streams",

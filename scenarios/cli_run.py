@@ -26,6 +26,8 @@ _RUNS = Path("runs")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of the run, instead of the scenario's.")
 @click.option("--variant", metavar="NAME", help="Run this variant of the scenario only.")
+@click.option("--policy", metavar="TARGET", help="Placement policy, instead of the scenario's. Runs its code.")
+@click.option("--policy-option", "options", multiple=True, metavar="OPTION=VALUE", help="An option of the policy.")
 @click.option("--verify", is_flag=True, help="Compare the actors' state with the log at every pass end.")
 @click.option("--quiet", is_flag=True, help="Print nothing on stderr but errors.")
 def run(
@@ -35,6 +37,8 @@ def run(
     as_json: bool,
     seed: int | None,
     variant: str | None,
+    policy: str | None,
+    options: tuple[str, ...],
     verify: bool,
     quiet: bool,
 ) -> None:
@@ -46,10 +50,13 @@ def run(
     (requests.jsonl). A scenario with variants gets a run folder for each, inside that folder. Exit code 1 if what the
     scenario expects does not hold.
 
+    --policy takes a built-in name, the name of an installed policy, package.module:Class, FILE.py or FILE.py:Class.
+
     Example: g2sim run scenarios/library/agentx-g2-shared.yaml --out runs/demo --verify
     """
     import attrs
 
+    from g2sim.scenarios.policy_source import parse_choice, with_policy
     from g2sim.scenarios.report import render_table, report_text
     from g2sim.scenarios.suite import ExpectationFailed, Suite, load_suite
 
@@ -64,13 +71,17 @@ def run(
     base = out if out is not None else _free_folder(_RUNS / suite.name, overwrite)
     folders = {name: base if name is None else base / name for name in suite.runs}
     repeat, rest = ["g2sim", "run", str(file)], [] if variant is None else ["--variant", variant]
+    rest += [] if policy is None else ["--policy", policy]
+    rest += [part for option in options for part in ("--policy-option", option)]
     rest += ["--verify"] if verify else []
     rest += [] if out is None else ["--out", str(out), "--overwrite"]
     reports = {}
     for name, scenario in suite.runs.items():
-        seeded = scenario if seed is None else attrs.evolve(scenario, seed=seed)
-        again = [*repeat, "--seed", str(seeded.seed), *rest]
-        reports[name] = _run(seeded, folders[name], overwrite, verify, quiet, script, again)
+        chosen = scenario if seed is None else attrs.evolve(scenario, seed=seed)
+        if policy is not None or options:
+            chosen = with_policy(chosen, parse_choice(policy, options))
+        again = [*repeat, "--seed", str(chosen.seed), *rest]
+        reports[name] = _run(chosen, folders[name], overwrite, verify, quiet, script, again)
         if not as_json:
             click.echo(render_table(reports[name]), nl=False)
     if as_json:

@@ -21,7 +21,7 @@ from g2sim.actors.phases import Phase
 from g2sim.actors.router.actor import RouterActor
 from g2sim.actors.router.policy import PlacementPolicy
 from g2sim.actors.router.pool import Pool
-from g2sim.actors.router.registry import make_policy
+from g2sim.actors.router.registry import PolicyClass, make_policy
 from g2sim.actors.router.state import RouterState
 from g2sim.actors.traffic import actor as traffic
 from g2sim.actors.traffic.events import PreparationEnded, ProfileFinished
@@ -104,8 +104,14 @@ def build_cluster(
     *,
     seed: int,
     pass_times: Mapping[WorkerRole, PassTimes] | None = None,
+    policy_class: PolicyClass | None = None,
 ) -> Cluster:
-    """Put a deployment and its traffic on a new bus; ``pass_times`` answer for the roles with external timing."""
+    """Put a deployment and its traffic on a new bus.
+
+    Args:
+        pass_times: answer for the roles with external timing.
+        policy_class: of the placement policy, None for a built-in one.
+    """
     kernel = Kernel(seed=seed, time_limit_ms=deployment.max_virtual_time_ms)
     host_pools: dict[str, HostPool] = {}
     shared = next((pool for pool in deployment.pools if _is_shared(pool.rank.host)), None)
@@ -119,7 +125,7 @@ def build_cluster(
     policies: dict[WorkerRole, PlacementPolicy] = {}
     for config in deployment.pools:
         name = routers[config.role] = f"router-{config.role.pool_name}"
-        state = _router_state(deployment, config, kernel, name)
+        state = _router_state(deployment, config, kernel, name, policy_class)
         policies[config.role] = state.policy
         router = RouterActor(state=state, workers=_names(config), coordinator=coordinator)
         kernel.register(name, router)
@@ -180,7 +186,9 @@ def _names(config: PoolConfig) -> list[str]:
     return [f"{config.role.value}-{worker}" for worker in range(config.workers)]
 
 
-def _router_state(deployment: DeploymentConfig, config: PoolConfig, kernel: Kernel, name: str) -> RouterState:
+def _router_state(
+    deployment: DeploymentConfig, config: PoolConfig, kernel: Kernel, name: str, policy_class: PolicyClass | None
+) -> RouterState:
     rank = config.rank
     pool = Pool(
         role=config.role,
@@ -192,7 +200,7 @@ def _router_state(deployment: DeploymentConfig, config: PoolConfig, kernel: Kern
         tie_break=deployment.router.tie_break,
         stream=lambda purpose: kernel.stream(f"{name}:{purpose}"),
     )
-    return RouterState(pool, make_policy(deployment.router.policy, deployment.router.options))
+    return RouterState(pool, make_policy(deployment.router.policy, deployment.router.options, policy_class))
 
 
 def _is_shared(host: HostTierConfig | None) -> bool:

@@ -29,6 +29,7 @@ from g2sim.bus.log import LogReader, LogWriter
 from g2sim.scenarios.deployment import RUN_SOURCE, build_cluster
 from g2sim.scenarios.events import RunStarted
 from g2sim.scenarios.pass_times import open_pass_times
+from g2sim.scenarios.policy_source import find_policy
 from g2sim.scenarios.report import Report, ReportFold, RunInfo, report_text, row_text
 from g2sim.scenarios.run_folder import LOG_NAME, REPORT_NAME, ROWS_NAME, log_file
 from g2sim.scenarios.schema import Scenario
@@ -92,7 +93,13 @@ def run_scenario(
     traffic = open_traffic(scenario) if scripted is None else Traffic(driver=scripted)
     sources = open_pass_times(scenario.deployment, scenario.base_dir)
     notes = (*traffic.notes, *sources.notes)
-    cluster = build_cluster(scenario.deployment, traffic.driver, seed=scenario.seed, pass_times=sources.of_role)
+    cluster = build_cluster(
+        scenario.deployment,
+        traffic.driver,
+        seed=scenario.seed,
+        pass_times=sources.of_role,
+        policy_class=find_policy(scenario.deployment.router.policy),
+    )
     kernel = cluster.kernel
     actor = None
     if script is not None and scripted is not None:

@@ -210,8 +210,11 @@ class Scenario:
 
     @classmethod
     def from_resolved(cls, values: Mapping[str, Any], *, base_dir: Path = Path()) -> Scenario:
-        """The scenario whose ``resolved`` form this is; that form is itself a scenario."""
-        return cls.from_dict(values, base_dir=base_dir)
+        """The scenario whose ``resolved`` form this is; that form is itself a scenario.
+
+        Its policy may be one that is found by code: it is taken as it is, and nothing of it is loaded.
+        """
+        return from_document(Document(values=values), base_dir=base_dir, resolved=True)
 
     def resolved(self) -> dict[str, Any]:
         """The scenario as plain values with every default filled in; does not depend on ``base_dir``."""
@@ -266,8 +269,8 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def from_document(document: Document, *, base_dir: Path, name: str = UNNAMED) -> Scenario:
-    """Checks a document; ``name`` is for scenarios that give none.
+def from_document(document: Document, *, base_dir: Path, name: str = UNNAMED, resolved: bool = False) -> Scenario:
+    """Checks a document; ``name`` is for scenarios that give none. ``resolved``: see ``Scenario.from_resolved``.
 
     Raises: ConfigError.
     """
@@ -276,7 +279,7 @@ def from_document(document: Document, *, base_dir: Path, name: str = UNNAMED) ->
         rule, path, value = refusal
         got = ... if value is ABSENT else value
         raise document.error(path, problem=f"not supported: {rule.what}", got=got, allowed=rule.allowed, hint=rule.hint)
-    settle(tree, document)
+    settle(tree, document, resolved=resolved)
     if tree["name"] is ABSENT:
         tree["name"] = name
     return _built(tree, base_dir)

@@ -227,8 +227,9 @@ class _Affinity(Policy):
 
 
 class SessionAffinity(_Affinity):
-    """A session (in agentic traffic a conversation) stays on the rank of its first request; softly, see ``_Affinity``.
+    """A session (in agentic traffic a conversation) stays on the rank of its first request, softly.
 
+    Options and limits: ``_Affinity``.
     Source: session affinity of the router of NVIDIA Dynamo, whose idle time starts when the last request ends too.
     """
 

@@ -238,7 +238,10 @@ class _Waiting:
 
 
 class DynamoKv(Policy):
-    """See the module's text. Options are those of ``KvSettings``."""
+    """The rule of Dynamo's KV router: its cost function, ties by temperature, and queue.
+
+    Options are those of ``KvSettings``.
+    """
 
     name = "dynamo_kv"
 

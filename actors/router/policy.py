@@ -265,7 +265,7 @@ class Policy:
             if isinstance(score, Mapping):
                 cost = sum(score.values())
                 for part, value in score.items():
-                    parts.setdefault(part, []).append(value)
+                    parts.setdefault(part, []).append(float(value))
             if not is_finite(cost):
                 where = f"worker {candidate.placement.worker} rank {candidate.placement.dp_rank}"
                 raise PolicyError(

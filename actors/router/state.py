@@ -26,7 +26,7 @@ from g2sim.actors.router.policy import (
     is_finite,
 )
 from g2sim.actors.router.pool import Pool, WorkerState
-from g2sim.bus.errors import PolicyError, SimError, shorten
+from g2sim.bus.errors import PolicyError, SimError, raised, shorten
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -164,7 +164,7 @@ class RouterState:
         except SimError:
             raise
         except Exception as error:
-            raise self._error(f"{what} raised {type(error).__name__}: {error}", request, now_ms) from error
+            raise self._error(f"{what} raised {raised(error)}", request, now_ms) from error
 
     def _released(
         self, what: str, subject: int | None, now_ms: float, hook: Callable[..., Iterable[Release]], argument: Any
@@ -192,6 +192,9 @@ class RouterState:
     ) -> Decision:
         """A verdict that is final, checked and booked."""
         if isinstance(verdict, Refuse):
+            if not isinstance(verdict.reason, str):
+                told = f"{what} refused because of {shorten(verdict.reason)}, allowed: a text"
+                raise self._error(told, request.request, now_ms)
             return Refused(request, verdict.reason)
         if not isinstance(verdict, Place):
             raise self._error(f"{what} gave {shorten(verdict)}, allowed: a verdict", request.request, now_ms)
@@ -231,13 +234,14 @@ class RouterState:
             return placement
         if not 0 <= why.chosen < len(why.candidates) or why.candidates[why.chosen].placement != placement:
             raise self._error(f"{told}, but its account says otherwise: {why.chosen!r}", request.request, now_ms)
-        for cost in why.costs:
-            if not is_finite(cost):
-                raise self._error(f"{told} by a cost of {cost!r}, allowed: finite numbers", request.request, now_ms)
         for name, values in (("costs", why.costs), *why.parts.items()):
             if values and len(values) != len(why.candidates):
                 problem = f"{len(values)} {name} for {len(why.candidates)} candidates"
                 raise self._error(f"{told} by {problem}", request.request, now_ms)
+            for value in values:
+                if not is_finite(value):
+                    problem = f"{shorten(value)} among its {name}, allowed: finite numbers"
+                    raise self._error(f"{told} by {problem}", request.request, now_ms)
         return placement
 
     def _reported(self, request: RoutedRequest, candidate: Candidate, now_ms: float) -> int | None:

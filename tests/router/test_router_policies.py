@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from router_values import agentic, at, pool, rank_of, request, router, stored
 
 from g2sim.actors.config import TieBreak, WorkerRole
 from g2sim.actors.router.policy import PlacementPolicy
 from g2sim.actors.router.pool import WorkerState
 from g2sim.actors.router.registry import POLICIES, canonical_name, default_options, make_policy
-from g2sim.actors.router.state import Placed, Refused, RouterState, Waits
+from g2sim.actors.router.state import Placed, Refused
 from g2sim.bus.errors import ConfigError
+from g2sim.scenarios.policy_check import check_policy
+from g2sim.scenarios.policy_source import PolicyChoice
 
 
 def named(
@@ -51,7 +51,7 @@ class TestRegistry:
 
     @pytest.mark.parametrize("name", POLICIES)
     def test_defaults_can_be_given(self, name: str) -> None:
-        made = make_policy(name, default_options(name))
+        made = make_policy(name, default_options(POLICIES[name]))
         assert made.name == name
 
 
@@ -193,14 +193,6 @@ class TestAffinity:
 
 # -- what holds for all of them
 
-ACTIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["place", "place", "place", "first", "end", "store", "drain", "remove", "ready"]),
-        st.integers(0, 20),
-        st.integers(0, 3),
-    ),
-    max_size=60,
-)
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "dynamo_kv": [
         {},
@@ -211,70 +203,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 ALL = [(name, options) for name in POLICIES for options in OPTIONS.get(name, [{}])]
 
 
-def play(state: RouterState, actions: list[tuple[str, int, int]]) -> list[str]:
-    """Carries out actions that make sense; every request that waited must come out once."""
-    placed: set[int] = set()
-    waiting: set[int] = set()
-    told: list[str] = []
-    number = 0
-    for step, (action, choice, family) in enumerate(actions):
-        now_ms = float(step)
-        if action == "place":
-            ids = tuple(family * 10 + k for k in range(1 + choice % 5))
-            who = agentic("p", f"c{choice % 3}", parent_id="r0") if family % 2 else None
-            made = request(number, ids, name=f"r{number}", session_id=f"s{family}", agentic=who)
-            number += 1
-            decisions = [state.place(made, now_ms)]
-        elif action in ("first", "end"):
-            known = sorted(placed)
-            if not known:
-                continue
-            picked = known[choice % len(known)]
-            decisions = state.first_token(picked, now_ms) if action == "first" else state.ended(picked, now_ms)
-            if action == "end":
-                placed.discard(picked)
-        elif action == "store":
-            ids = tuple(family * 10 + k for k in range(1 + choice % 5))
-            decisions = state.observe([stored(family % 2, ids, tier=("device", "host_pinned")[choice % 2])], now_ms)
-        else:
-            state_of = {"drain": WorkerState.DRAINING, "remove": WorkerState.REMOVED, "ready": WorkerState.READY}
-            if action == "remove":
-                placed -= {one for one in placed if _worker_of(state, one) == family % 2}
-            decisions = state.set_worker(family % 2, state_of[action], now_ms)
-        for decision in decisions:
-            one = decision.request.request
-            told.append(f"{one} {type(decision).__name__} {getattr(decision, 'placement', '')}")
-            if isinstance(decision, Waits):
-                waiting.add(one)
-                continue
-            waiting.discard(one)
-            if isinstance(decision, Placed):
-                assert state.pool.is_ready(decision.placement.worker)
-                assert one not in placed, "placed twice"
-                placed.add(one)
-            else:
-                assert isinstance(decision, Refused)
-        state.check()
-        assert set(state.waiting) == waiting
-        if state.policy.sees_load:
-            assert sum(state.pool.loads.requests) == len(placed)
-    return told
-
-
-def _worker_of(state: RouterState, number: int) -> int | None:
-    booking = state.pool.loads._bookings.get(number)
-    return None if booking is None else booking.place // state.pool.dp_size
-
-
 @pytest.mark.parametrize(("name", "options"), ALL, ids=lambda value: str(value)[:40])
-@settings(max_examples=40, deadline=None)
-@given(actions=ACTIONS)
-def test_whatever_happens_books_agree_and_the_same_again_is_the_same(
-    name: str, options: dict[str, Any], actions: list[tuple[str, int, int]]
-) -> None:
-    """Bookkeeping, workers that come and go, and determinism, for every policy."""
-    runs = [play(router(make_policy(name, options), 2, 2, tie_break=TieBreak.RANDOM), actions) for _ in range(2)]
-    assert runs[0] == runs[1]
+def test_every_policy_passes_the_conformance_suite(name: str, options: dict[str, Any]) -> None:
+    results = check_policy(PolicyChoice(name, options), fresh_processes=name in ("dynamo_kv", "session_affinity"))
+    assert [(result.name, result.problem) for result in results if not result.ok] == []
+    assert len(results) >= 7
 
 
 @pytest.mark.parametrize("name", POLICIES)

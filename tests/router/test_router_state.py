@@ -86,7 +86,7 @@ FAULTY: dict[str, tuple[Policy, str]] = {
     "tuple for a placement": (Scripted(lambda _: Place((0, 0))), "allowed: a Placement"),  # type: ignore[arg-type]
     "account of another rank": (placing(why=weighing(1)), "its account says otherwise: 1"),
     "account out of range": (placing(why=weighing(2)), "its account says otherwise: 2"),
-    "cost that is not a number": (placing(why=weighing(costs=[0.0, math.nan])), "a cost of nan"),
+    "cost that is not a number": (placing(why=weighing(costs=[0.0, math.nan])), "nan among its costs"),
     "one cost too few": (placing(why=weighing(costs=[0.0])), "1 costs for 2 candidates"),
     "one part too many": (placing(why=weighing(parts={"x": [1.0, 2.0, 3.0]})), "3 x for 2 candidates"),
     "score nan": (Scored(lambda _: math.nan), "the score of worker 0 rank 0 is nan, allowed: a finite number"),
