@@ -246,7 +246,7 @@ class RouterActor:
             port.publish(end)
             return RankIsRefused()
         if decision.why is not None:
-            port.publish(weighed(decision.why, request, pool, self.state.policy.name))
+            port.publish(weighed(decision.why, decision.request, pool, self.state.policy.name))
         port.publish(self._placed(decision))
         return decision.placement
 
@@ -265,11 +265,12 @@ class RouterActor:
         )
 
 
-def weighed(why: Weighing, request: int, pool: str, policy: str) -> PlacementWeighed:
+def weighed(why: Weighing, request: RoutedRequest, pool: str, policy: str) -> PlacementWeighed:
     """A policy's account as an event."""
-    candidates = why.candidates
+    candidates, chosen = why.candidates, why.candidates[why.chosen]
+    overlap_blocks = chosen.device_blocks + chosen.host_blocks
     return PlacementWeighed(
-        request=request,
+        request=request.request,
         pool=pool,
         policy=policy,
         reason=why.reason,
@@ -285,6 +286,7 @@ def weighed(why: Weighing, request: int, pool: str, policy: str) -> PlacementWei
         costs=tuple(why.costs),
         part_names=tuple(why.parts),
         parts=tuple(map(tuple, why.parts.values())),
+        overlap_hash=request.chain.sequence_hashes[overlap_blocks - 1] if overlap_blocks else None,
     )
 
 

@@ -32,7 +32,7 @@ class RequestPlaced:
     best_overlap_blocks: int | None
 
 
-@event("rt.why")
+@event("rt.why", version=2)
 class PlacementWeighed:
     """What a placement was chosen from, as the router believed it to be. Columns have one entry a candidate.
 
@@ -45,6 +45,8 @@ class PlacementWeighed:
         prefill_tokens, active_blocks, active_requests: load before this placement; ``active_blocks`` with the request.
         costs: lower is better; empty from a policy that does not count.
         part_names, parts: what costs are made of: one column for each name.
+        overlap_hash: sequence hash of the last block that the router believes cached at the chosen rank, None if it
+            believes in none. The hashes before it follow from the parents in KV events.
     """
 
     request: int
@@ -63,6 +65,7 @@ class PlacementWeighed:
     costs: tuple[float, ...]
     part_names: tuple[str, ...]
     parts: tuple[tuple[float, ...], ...]
+    overlap_hash: int | None
 
 
 @event("rt.wait")

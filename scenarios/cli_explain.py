@@ -1,0 +1,108 @@
+"""The command that says why a request went where it went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from g2sim.actors.router.events import PlacementWeighed
+    from g2sim.scenarios.explain import Decision, Explanation
+
+
+@click.command()
+@click.argument("run_path", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("request", metavar="REQUEST")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def explain(run_path: Path, request: str, as_json: bool) -> None:
+    """Explain the placement of REQUEST (its number or name) in RUN, and what came of it, from the log alone.
+
+    Shows every candidate with what the router believed of its caches and load, each part of its cost, and ties; then
+    what happened, and why less was found in the caches than the router had reported.
+
+    Example: g2sim explain runs/demo 17
+    """
+    from g2sim.scenarios.explain import explain_request
+
+    told, damage = explain_request(run_path, request)
+    if as_json:
+        click.echo(json.dumps(told.plain(), sort_keys=True, indent=1, allow_nan=False))
+    else:
+        click.echo("\n\n".join(_parts(told)))
+    if damage is not None:
+        raise damage
+
+
+def _parts(told: Explanation) -> Iterator[str]:
+    arrival, block = told.arrival, told.block_size_tokens
+    name = "" if arrival.name is None else f" ({arrival.name})"
+    session = "" if arrival.session_id is None else f", session {arrival.session_id}"
+    yield (
+        f"request {arrival.request}{name}{session}: {arrival.input_tokens} prompt tokens, "
+        f"{arrival.input_tokens // block} whole blocks of {block}; "
+        f"{arrival.output_tokens} tokens asked; arrived at {arrival.arrival_ms:.3f} ms"
+    )
+    for decision in told.decisions:
+        yield _decision(decision, told)
+    yield "what happened [ms]\n" + "\n".join(f"{step.time_ms:14.3f}  {step.what}" for step in told.steps)
+    for reuse in told.reuse:
+        host = "" if reuse.host_tokens is None else f" + {reuse.host_tokens} from G2"
+        believed = (reuse.device_blocks + reuse.host_blocks) * block
+        line = (
+            f"{reuse.pool}: believed {reuse.device_blocks} blocks on the device + {reuse.host_blocks} in host memory = "
+            f"{believed} tokens; found {reuse.g1_tokens} from G1{host}; computed {reuse.computed_tokens}"
+        )
+        yield "\n  ".join([line, *reuse.reasons])
+    if not told.finished:
+        yield "the log ends before the request does"
+
+
+def _decision(decision: Decision, told: Explanation) -> str:
+    weighed, placed = decision.weighed, decision.placed
+    policy = told.policy if weighed is None else weighed.policy
+    head = f"{decision.pool} router, policy {policy}"
+    if decision.placed_ms is None:
+        return f"{head}: waits since {decision.waited_from_ms:.3f} ms"
+    at = f"at {decision.placed_ms:.3f} ms"
+    if decision.waited_from_ms is not None:
+        at += f" after {decision.placed_ms - decision.waited_from_ms:.3f} ms in the router"
+    if placed is None:
+        return f"{head}: refused {at}: {decision.refused}"
+    head += f": worker {placed.worker} rank {placed.dp_rank}, {at}"
+    if weighed is None:
+        return f"{head}; it weighs no candidates"
+    return f"{head}, by {weighed.reason}\n{_candidates(weighed)}\n{_tie(weighed, told.tie_break)}"
+
+
+def _candidates(weighed: PlacementWeighed) -> str:
+    from tabulate import tabulate
+
+    best = min(weighed.costs, default=None)
+    columns: dict[str, list[Any]] = {
+        "worker/rank": [f"{w}/{r}" for w, r in zip(weighed.workers, weighed.dp_ranks, strict=True)],
+        "device\n[blocks]": list(weighed.device_blocks),
+        "host\n[blocks]": list(weighed.host_blocks),
+        "prefill\n[tokens]": list(weighed.prefill_tokens),
+        "active\n[blocks]": list(weighed.active_blocks),
+        "active\n[requests]": list(weighed.active_requests),
+        **{f"{name}\n(part)": list(values) for name, values in zip(weighed.part_names, weighed.parts, strict=True)},
+    }
+    if weighed.costs:
+        columns["cost"] = list(weighed.costs)
+    marks = ["chosen" if k == weighed.chosen else "" for k in range(len(weighed.workers))]
+    if weighed.tied > 1:
+        marks = [
+            ", ".join(filter(None, [mark, "tied" if weighed.costs[k] == best else ""])) for k, mark in enumerate(marks)
+        ]
+    return tabulate({**columns, "": marks}, headers="keys", floatfmt=".10g")
+
+
+def _tie(weighed: PlacementWeighed, tie_break: str) -> str:
+    if weighed.tied <= 1:
+        return "no tie"
+    how = "the lowest (worker, rank)" if tie_break == "lowest" else "one drawn from the router's stream"
+    return f"tie of {weighed.tied}: {how if weighed.reason != 'softmax' else 'softmax drew one'}"
