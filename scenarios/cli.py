@@ -31,6 +31,7 @@ COMMANDS = {
     "events": "g2sim.scenarios.cli_travel",
     "diff": "g2sim.scenarios.cli_travel",
     "export": "g2sim.scenarios.cli_travel",
+    "compare": "g2sim.scenarios.cli_compare",
     "explain": "g2sim.scenarios.cli_explain",
     "policy": "g2sim.scenarios.cli_policy",
     "validate": "g2sim.scenarios.cli_streams",

@@ -21,6 +21,7 @@ import attrs
 
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.worker.events import RequestEnded
+from g2sim.actors.worker.sequence import RankRequest
 from g2sim.bus.drivers import InlineDriver, TrioDriver
 from g2sim.bus.errors import ConfigError, InvariantViolation, LogDamaged, OutputFailed, SimError
 from g2sim.bus.events import Record
@@ -74,6 +75,7 @@ def run_scenario(
     progress: Progress | None = None,
     on_row: Callable[[dict[str, Any]], None] | None = None,
     on_record: Callable[[Record], None] | None = None,
+    on_request: Callable[[RankRequest], None] | None = None,
     driver: type[TrioDriver] | type[InlineDriver] = TrioDriver,
     script: Script | None = None,
 ) -> RunResult:
@@ -85,6 +87,7 @@ def run_scenario(
         verify: compare the actors' own state with the fold of the log at every pass end and at the end.
         progress: see ``Progress``.
         on_row, on_record: take each request's row and each record, as they go into the files.
+        on_request: takes each request as it arrives, with its prompt's identity, which is in no record.
         driver: how actors are executed; the result is the same.
         script: submits the requests, instead of the scenario's traffic.
     Raises: ConfigError for bad input or an output that is in the way, Deadlock and other SimErrors for a failed run.
@@ -125,6 +128,7 @@ def run_scenario(
             kernel.observe_turns(verifier.turn_ended)
         if on_record is not None:
             kernel.add_sink(on_record)
+        cluster.traffic.on_request = on_request
         if progress is not None:
             kernel.add_sink(_ProgressSink(progress, traffic.driver.total_requests))
         if actor is not None:

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Callable, Sequence
 
 from g2sim.actors.config import TieBreak, WorkerRole
+from g2sim.actors.kv.blocks import BlockChain
 from g2sim.actors.kv.events import BlocksRemoved, BlocksStored, Tier
 from g2sim.actors.router.index import DeviceIndex, HostIndex, Overlap, bits
 from g2sim.actors.router.loads import LoadTracker
@@ -80,7 +81,11 @@ class Pool:
 
     def overlap(self, request: RoutedRequest) -> Overlap:
         """Where the request's prompt is believed to be."""
-        hashes = request.chain.tokens_hashes
+        return self.overlap_of(request.chain)
+
+    def overlap_of(self, chain: BlockChain) -> Overlap:
+        """Where a chain of blocks is believed to be, from its first block on."""
+        hashes = chain.tokens_hashes
         fronts = self._device.fronts(hashes)
         overlap = Overlap([0] * len(self.places), [0] * len(self.places))
         for places, depth, _ in fronts:

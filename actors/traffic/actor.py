@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -59,9 +59,11 @@ class TrafficActor:
 
     ``ends`` must be set before the run starts, to the subscription that carries the events of ended requests, and of
     what the servers still hold of them (``watched_events``).
+    ``on_request`` may be set to what looks at requests as they are sent out; it changes nothing.
     """
 
     ends: Subscription
+    on_request: Callable[[RankRequest], None] | None = None
 
     def __init__(self, *, driver: TrafficDriver, hasher: BlockHasher, front: str, front_phase: Phase) -> None:
         self._driver = driver
@@ -188,6 +190,8 @@ class TrafficActor:
             output_base=self._take_output_ids(spec.output_tokens),
             output_ids=spec.output_ids,
         )
+        if self.on_request is not None:
+            self.on_request(given)
         port.send(self._front, PlaceRequest(given, spec, release.arrival_ms), phase=self._front_phase)
 
     def _take_output_ids(self, count: int) -> int:

@@ -198,6 +198,21 @@ MOVED_OUT = [
 """After this one worker has blocks 1..4 in host memory only, and the other 1..2 on the device."""
 
 
+SHARED = HOST | {
+    "aggregated.kv_cache.host_offload": HOST["aggregated.kv_cache.host_offload"]
+    | {"scope": "cluster_shared", "kv_layout_id": "one"}
+}
+IN_THE_POOL = [
+    row(0, range(1, 5), out=2),
+    row(30, range(300, 339), out=2),
+    row(60, range(400, 439), out=2),
+    row(100, [1, 2, 90], out=2),
+    row(130, [91], out=100),
+    row(140, range(1, 5), out=2),
+]
+"""After this blocks 1..4 are in the shared pool, 1..2 also on the device of worker 0, which has a request to serve."""
+
+
 class TestKnowledge:
     def test_a_request_goes_to_the_host_blocks_and_elsewhere_when_the_router_does_not_hear_of_that_tier(
         self, tmp_path: Path
@@ -206,20 +221,36 @@ class TestKnowledge:
         last = heard.of(PlacementWeighed)[-1].event
         assert last.host_blocks[last.chosen] == 4
         assert last.device_blocks[last.chosen] == 0
-        deaf = self.without_host_events(tmp_path)
+        deaf = self.without_host_events(tmp_path, MOVED_OUT, HOST)
         assert [one for one in deaf if one[0] == 4] != [one for one in enumerate(heard.places()) if one[0] == 4]
         assert dict(deaf)[4] != heard.places()[4]
         assert [place for request, place in deaf if request < 4] == heard.places()[:4]
 
-    def without_host_events(self, tmp_path: Path) -> list[tuple[int, tuple[int, int]]]:
+    def test_blocks_in_a_shared_pool_are_known_of_every_worker_and_send_a_request_to_the_idle_one(
+        self, tmp_path: Path
+    ) -> None:
+        """Device blocks alone speak for worker 0; that worker 1 can restore all four from the pool outweighs them."""
+        heard = simulate(tmp_path, IN_THE_POOL, change=SHARED, policy="dynamo_kv")
+        last = heard.of(PlacementWeighed)[-1].event
+        assert (last.device_blocks, last.host_blocks) == ((2, 0), (2, 4))
+        assert heard.places()[5] == (1, 0)
+        (row_of_last,) = [one for one in heard.rows if one["request"] == 5]
+        assert row_of_last["first_admission_host_reused_input_tokens"] == 3 * BLOCK
+        deaf = self.without_host_events(tmp_path, IN_THE_POOL, SHARED)
+        assert deaf[:5] == list(enumerate(heard.places()[:5]))
+        assert deaf[5] == (5, (0, 0))
+
+    def without_host_events(
+        self, tmp_path: Path, trace: list[dict[str, Any]], change: dict[str, Any]
+    ) -> list[tuple[int, tuple[int, int]]]:
         values = run_values("trace.jsonl", policy="dynamo_kv")
-        for path, value in HOST.items():
+        for path, value in change.items():
             inner = values["engine"]["workers"]
             *outer, last = path.split(".")
             for key in outer:
                 inner = inner.setdefault(key, {})
             inner[last] = value
-        made = scenario(tmp_path, MOVED_OUT, values)
+        made = scenario(tmp_path, trace, values)
         cluster = build_cluster(made.deployment, open_traffic(made).driver, seed=0)
         router: Any = cluster.kernel.slot("router-agg").actor
         router._kv = DeviceOnly(router._kv)

@@ -1,0 +1,145 @@
+"""The command that puts placement policies side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from g2sim.bus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from g2sim.scenarios.compare import Comparison
+
+_BAR = 24
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    required=True,
+    metavar="TARGET[,OPTION=VALUE...]",
+    help="A policy, as for run; repeat it. The first is the baseline; with one, the scenario's own is.",
+)
+@click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each policy.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes at a time.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option("--picture", type=click.Path(path_type=Path), metavar="FILE.svg", help="Also draw it.")
+@click.option("--overwrite", is_flag=True, help="Replace the picture if it exists.")
+@click.option("--quiet", is_flag=True, help="Print nothing on stderr but errors.")
+def compare(
+    file: Path,
+    policies: tuple[str, ...],
+    seeds: int,
+    jobs: int,
+    as_json: bool,
+    picture: Path | None,
+    overwrite: bool,
+    quiet: bool,
+) -> None:
+    """Run the scenario in FILE under several placement policies, with equal seeds, and compare them.
+
+    Prints one table of latencies, goodput, cache hits, load imbalance and overlap regret, and the differences to the
+    first policy, seed by seed, with 95 % confidence intervals. This runs the policies' code.
+
+    Example: g2sim compare scenarios/library/chats-private-g2.yaml --policy round_robin --policy dynamo_kv
+    """
+    from g2sim.scenarios.compare import compare as run_all
+    from g2sim.scenarios.compare_picture import render_picture
+
+    if picture is not None:
+        if picture.suffix != ".svg":
+            raise ConfigError("--picture", got=str(picture), allowed="a file name that ends in .svg")
+        if picture.exists() and not overwrite:
+            raise ConfigError("--picture", problem=f"{picture} exists", hint="--overwrite replaces it")
+        if not picture.absolute().parent.is_dir():
+            raise ConfigError("--picture", problem=f"no such folder: {picture.parent}")
+    progress = None if quiet else _Bar()
+    try:
+        told = run_all(file, policies, seeds=seeds, jobs=jobs, progress=progress)
+    finally:
+        if progress is not None:
+            progress.done()
+    if picture is not None:
+        _write(picture, render_picture(told))
+    click.echo(json.dumps(told.plain(), sort_keys=True, indent=1, allow_nan=False) if as_json else _tables(told))
+
+
+class _Bar:
+    """How many runs are done, on stderr: one line that is rewritten on a terminal, a line a run elsewhere."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._shown = False
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        full = _BAR * done // total
+        text = f"[{'#' * full}{'.' * (_BAR - full)}] {done}/{total} runs: {what}"
+        click.echo(f"\r{text}\x1b[K" if self._terminal else text, nl=not self._terminal, err=True)
+        self._shown = self._terminal
+
+    def done(self) -> None:
+        if self._shown:
+            click.echo(err=True)
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError("--picture", problem=f"{path} cannot be written: {error.strerror}") from error
+
+
+def _tables(told: Comparison) -> str:
+    from tabulate import tabulate
+
+    from g2sim.scenarios.compare import METRICS
+
+    shown = [metric for metric in METRICS if any(told.values(policy, metric.name) for policy in told.policies)]
+    labels = [f"{metric.label} [{metric.unit}]" for metric in shown]
+    seeds = (
+        f"seed {told.seeds[0]}" if len(told.seeds) == 1 else f"means of {len(told.seeds)} seeds from {told.seeds[0]}"
+    )
+    rows = [
+        [label, *(_number(told.mean(policy, metric.name)) for policy in told.policies)]
+        for label, metric in zip(labels, shown, strict=True)
+    ]
+    right = ("left", *("right" for _ in told.policies))
+    parts = [
+        f"{told.scenario}, {seeds}",
+        tabulate(rows, headers=["", *told.policies], colalign=right, disable_numparse=True),
+    ]
+    rows = [
+        [label, *(_gap(told, policy, metric.name) for policy in told.policies[1:])]
+        for label, metric in zip(labels, shown, strict=True)
+        if metric.better
+    ]
+    parts += [
+        f"difference to {told.policies[0]} for the same seed" + (", 95 % interval" if len(told.seeds) > 1 else ""),
+        tabulate(rows, headers=["", *told.policies[1:]], colalign=right[:-1], disable_numparse=True),
+    ]
+    if len(told.seeds) > 1:
+        parts.append("* the interval does not hold 0; without interval: every seed gives the same")
+    return "\n\n".join(parts)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _gap(told: Comparison, policy: str, metric: str) -> str:
+    gap = told.difference(policy, metric)
+    if gap is None:
+        return "-"
+    if gap.half_width is None:
+        return f"{gap.mean:+.3f}"
+    return f"{gap.mean:+.3f} \u00b1 {gap.half_width:.3f} {'*' if gap.is_clear else ' '}"
