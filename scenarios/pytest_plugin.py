@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import attrs
 import pytest
 
-from g2sim.actors.router.registry import default_options
+from g2sim.scenarios.policy_source import parse_choice, with_policy
 from g2sim.scenarios.run import RunResult, run_scenario
 from g2sim.scenarios.script import Script, ScriptedCluster, ScriptFailed, scripted_scenario
 
@@ -45,8 +45,8 @@ def run_script(request: pytest.FixtureRequest) -> RunScript:
     """Runs a scripted scenario, with the actors' state compared with the log all the while.
 
     Arguments: the function; the deployment, as a mapping or as a path relative to the test's file; ``policy``: another
-    router policy by its name; ``seed``; ``folder``: where to write a run folder. An assertion of the function fails the
-    test as its own.
+    router policy, as ``g2sim run --policy`` takes it; ``seed``; ``folder``: where to write a run folder. An assertion of
+    the function fails the test as its own.
     """
 
     def run(
@@ -59,8 +59,7 @@ def run_script(request: pytest.FixtureRequest) -> RunScript:
     ) -> RunResult:
         made = scripted_scenario(scenario, request.path)
         if policy is not None:
-            router = attrs.evolve(made.deployment.router, policy=policy, options=default_options(policy))
-            made = attrs.evolve(made, deployment=attrs.evolve(made.deployment, router=router))
+            made = with_policy(made, parse_choice(policy))
         if seed is not None:
             made = attrs.evolve(made, seed=seed)
         try:
