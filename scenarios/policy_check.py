@@ -12,7 +12,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 
 from g2sim.actors.config import WorkerRole
-from g2sim.actors.router.conformance import PROFILES, MakePolicy, play
+from g2sim.actors.router.conformance import PROFILES, MakePolicy, Profile, play
 from g2sim.actors.router.registry import make_policy
 from g2sim.bus.drivers import InlineDriver, TrioDriver
 from g2sim.bus.errors import PolicyError, SimError, raised
@@ -52,11 +52,14 @@ def check_policy(choice: PolicyChoice, *, fresh_processes: bool = True) -> list[
     """
     target = choice.target or "round_robin"
     make = _maker(choice)
-    checks: list[tuple[str, str, Callable[[], None]]] = [
-        (profile.name, profile.claim, _plays(make, profile.name)) for profile in PROFILES
-    ]
+    told: dict[str, list[str]] = {}
+
+    def play_profile(profile: Profile) -> Callable[[], None]:
+        return lambda: told.update({profile.name: _told(make, profile)})
+
+    checks = [(profile.name, profile.claim, play_profile(profile)) for profile in PROFILES]
     claim = "the same happenings give the same decisions"
-    checks.append(("determinism", claim, lambda: _same_again(make, target)))
+    checks.append(("determinism", claim, lambda: _same_again(make, target, told)))
     if fresh_processes:
         checks.append(("fresh processes", f"{claim}, whatever the hash seed", lambda: _same_elsewhere(choice, target)))
     claim = "whole deployments, with and without lag of KV events, serve every request, and both drivers agree"
@@ -66,7 +69,8 @@ def check_policy(choice: PolicyChoice, *, fresh_processes: bool = True) -> list[
 
 def play_digest(choice: PolicyChoice) -> str:
     """Digest of the decisions in all plays."""
-    return hashlib.sha256("\n".join(_all_told(_maker(choice))).encode()).hexdigest()
+    make = _maker(choice)
+    return hashlib.sha256("\n".join(line for one in PROFILES for line in _told(make, one)).encode()).hexdigest()
 
 
 def _maker(choice: PolicyChoice) -> MakePolicy:
@@ -85,34 +89,24 @@ def _problem(check: Callable[[], None]) -> str | None:
     return None
 
 
-def _plays(make: MakePolicy, profile_name: str) -> Callable[[], None]:
-    def run() -> None:
-        for _ in _all_told(make, profile_name):
-            pass
-
-    return run
+def _told(make: MakePolicy, profile: Profile) -> list[str]:
+    """The decisions in all plays of a profile."""
+    plays = itertools.product(WorkerRole, range(SEEDS))
+    return [line for role, seed in plays for line in play(make(), profile, role, seed)]
 
 
-def _all_told(make: MakePolicy, only: str | None = None) -> Iterator[str]:
-    for profile in PROFILES:
-        if only in (None, profile.name):
-            for role in WorkerRole:
-                for seed in range(SEEDS):
-                    yield from play(make(), profile, role, seed)
-
-
-def _same_again(make: MakePolicy, target: str) -> None:
+def _same_again(make: MakePolicy, target: str, told: Mapping[str, Sequence[str]]) -> None:
+    """Plays what could be played again. A policy that draws from the module's stream shows here."""
     before = random.getstate()
+    random.seed(1)
     try:
-        told = []
-        for seed in (1, 2):  # a policy that draws from the module's stream shows here
-            random.seed(seed)
-            told.append(list(_all_told(make)))
+        for profile in PROFILES:
+            first = told.get(profile.name)
+            if first is not None and first != (second := _told(make, profile)):
+                one, other = next(pair for pair in itertools.zip_longest(first, second) if pair[0] != pair[1])
+                raise PolicyError(target, f"decided {one!r}, and played again {other!r}: draw from pool.stream only")
     finally:
         random.setstate(before)
-    for first, second in zip(*told, strict=False):
-        if first != second:
-            raise PolicyError(target, f"decided {first!r}, and played again {second!r}: draw from pool.stream only")
 
 
 def _same_elsewhere(choice: PolicyChoice, target: str) -> None:

@@ -94,7 +94,7 @@ def find_policy(target: str) -> PolicyClass | None:
     found = [one for one in installed_policies() if one.name == target]
     if not found:
         known = [*POLICIES, *(one.name for one in installed_policies())]
-        hint = close_to(target, known) or f"for code give --policy {TARGETS.split(', ', 2)[2]}"
+        hint = close_to(target, known) or "for code give --policy package.module:Class or FILE.py"
         raise ConfigError("policy", got=target, allowed=", ".join(known), hint=hint)
     if len({one.value for one in found}) > 1:
         who = " and ".join(one.value for one in found)

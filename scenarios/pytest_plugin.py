@@ -45,7 +45,7 @@ def run_script(request: pytest.FixtureRequest) -> RunScript:
     """Runs a scripted scenario, with the actors' state compared with the log all the while.
 
     Arguments: the function; the deployment, as a mapping or as a path relative to the test's file; ``policy``: another
-    router policy, as ``g2sim run --policy`` takes it; ``seed``; ``folder``: where to write a run folder. An assertion of
+    router policy, as ``g2sim run --policy`` takes it; ``seed``; ``folder``: where a run folder goes. An assertion of
     the function fails the test as its own.
     """
 

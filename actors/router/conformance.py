@@ -22,7 +22,7 @@ from g2sim.bus.errors import PolicyError
 MakePolicy = Callable[[], PlacementPolicy]
 
 WORKERS, DP_SIZE = 3, 2
-STEPS = 90
+STEPS = 70
 
 Step = tuple[str, int, int, int]
 """Action, and three free numbers: a choice (0 to 19), a family of prompts or sessions (0 to 3), a worker."""

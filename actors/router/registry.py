@@ -57,11 +57,15 @@ def default_options(made: PolicyClass) -> dict[str, Any]:
     """All options of a policy with their defaults; ``...`` for one that must be given.
 
     They are what the class method ``defaults`` says, else the keyword-only parameters of the constructor.
+    Raises: ConfigError for field ``policy`` if a class tells neither.
     """
     own = getattr(made, "defaults", None)
-    if own is not None:
-        return dict(own())
-    parameters = inspect.signature(made).parameters.values()
+    try:
+        if own is not None:
+            return dict(own())
+        parameters = inspect.signature(made).parameters.values()
+    except Exception as error:
+        raise ConfigError("policy", problem=f"the options of {made!r} cannot be told: {raised(error)}") from error
     return {
         one.name: ... if one.default is one.empty else one.default for one in parameters if one.kind is one.KEYWORD_ONLY
     }

@@ -46,6 +46,7 @@ def workers_of(report: dict[str, Any]) -> list[int]:
         ("json:JSONDecoder", "is no placement policy: it lacks name, "),
         ("json:Own", "Own is not there"),
         ("json:loads", "loads is no class"),
+        ("builtins:int", "the options of <class 'int'> cannot be told: ValueError"),
         ("json:", "defines 0 policies"),
         ("", "package.module:Class"),
     ],
