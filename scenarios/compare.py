@@ -10,7 +10,8 @@ import signal
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -204,15 +205,21 @@ def _outcomes(tasks: Sequence[tuple[str, str, int]], jobs: int) -> Iterator[dict
         yield from map(_run, tasks)
         return
     # Spawned, so that a process begins as a fresh one does, whatever the parent has loaded.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_die_quietly) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts) as pool:
         try:
-            yield from pool.map(_run, tasks)
+            for future in [pool.submit(_run, task) for task in tasks]:
+                yield future.result()
+        except BrokenProcessPool:
+            raise SimError("a process that ran a scenario was killed; fewer --jobs need less memory") from None
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # Runs under way are of no use any more. Futures are not cancelled: a pool that breaks trips on those.
+            for child in active_children():
+                child.terminate()
 
 
-def _die_quietly() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _leave_interrupts() -> None:
+    """Ctrl-C reaches every process of a terminal; the parent ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _run(task: tuple[str, str, int]) -> dict[str, float | None] | str:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -91,6 +95,25 @@ def test_a_policy_at_fault_is_named_with_its_run(jobs: int, tmp_path: Path) -> N
     assert caught.value.exit_code == 1
     assert "policy own, request 5 at " in str(caught.value)
     assert caught.value.__notes__ == [f"in the run under {own} with seed 3"]
+
+
+def test_an_interrupt_ends_all_processes_without_a_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "g2sim.scenarios.cli", "compare", CHATS, "--policy", "random", "--seeds", "50"]
+    with subprocess.Popen(
+        [*map(str, command), "--jobs", "2"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        assert running.stderr is not None
+        assert "1/100 runs: " in running.stderr.readline()
+        os.killpg(running.pid, signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (130, "")
+    assert err.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in err
 
 
 # -- figures
