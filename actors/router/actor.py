@@ -268,7 +268,7 @@ class RouterActor:
 def weighed(why: Weighing, request: RoutedRequest, pool: str, policy: str) -> PlacementWeighed:
     """A policy's account as an event."""
     candidates, chosen = why.candidates, why.candidates[why.chosen]
-    overlap_blocks = chosen.device_blocks + chosen.host_blocks
+    hashes, overlap_blocks = request.chain.sequence_hashes, chosen.device_blocks + chosen.host_blocks
     return PlacementWeighed(
         request=request.request,
         pool=pool,
@@ -286,7 +286,8 @@ def weighed(why: Weighing, request: RoutedRequest, pool: str, policy: str) -> Pl
         costs=tuple(why.costs),
         part_names=tuple(why.parts),
         parts=tuple(map(tuple, why.parts.values())),
-        overlap_hash=request.chain.sequence_hashes[overlap_blocks - 1] if overlap_blocks else None,
+        # A policy may have put candidates of its own into its account.
+        overlap_hash=hashes[overlap_blocks - 1] if 0 < overlap_blocks <= len(hashes) else None,
     )
 
 

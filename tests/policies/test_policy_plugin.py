@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from policy_values import CHATS, cli, write_policy
 
+from g2sim.actors.router.events import PlacementWeighed
 from g2sim.bus.errors import ConfigError, PolicyError
+from g2sim.bus.events import Record
 from g2sim.scenarios.policy_source import PolicyChoice, find_policy, parse_choice, with_policy
 from g2sim.scenarios.run import report_of_log, run_scenario
 from g2sim.scenarios.schema import Scenario, load_scenario
@@ -188,6 +190,23 @@ def test_a_faulty_policy_ends_the_run_with_its_place_and_how_to_repeat_it(body: 
     assert repeat.endswith("--policy own.py --out out --overwrite")
 
 
+def test_an_account_of_made_up_candidates_is_recorded_as_it_is(tmp_path: Path, chats: Scenario) -> None:
+    body = """
+def place(self, request, now_ms):
+    made_up = [Candidate(self.pool.places[0], 900, 0, 0, 0, 0)]
+    return Place(self.pool.places[0], Weighing(candidates=made_up, chosen=0, reason="because"))
+"""
+    path = write_policy(tmp_path / "own.py", body)
+    weighed: list[PlacementWeighed] = []
+
+    def note(record: Record) -> None:
+        if isinstance(record.event, PlacementWeighed):
+            weighed.append(record.event)
+
+    run_scenario(with_policy(chats, PolicyChoice(str(path))), None, on_record=note)
+    assert {(one.device_blocks, one.overlap_hash) for one in weighed} == {((900,), None)}
+
+
 def test_an_installed_package_is_found_by_entry_point_from_file_and_option(tmp_path: Path) -> None:
     """A package of its own is built from the skeleton, installed elsewhere, and named as installed policies are."""
     assert cli(tmp_path, "policy", "new", "far_away", "package").returncode == 0
@@ -208,8 +227,10 @@ def test_an_installed_package_is_found_by_entry_point_from_file_and_option(tmp_p
         (tmp_path / folder).symlink_to(CHATS.parent / folder)
     by_file = cli(tmp_path, "run", file, "--json", "--out", "one", path=tmp_path / "site")
     assert by_file.returncode == 0, by_file.stderr
-    by_option = cli(tmp_path, "run", CHATS, "--policy", "far_away", "--json", "--out", "two", path=tmp_path / "site")
+    named = ["run", CHATS, "--policy", "far_away", "--json", "--out", "two"]
+    by_option = cli(tmp_path, *named, path=tmp_path / "site", hash_seed=7)
     assert by_option.stdout == by_file.stdout
+    assert (tmp_path / "one" / "events.g2log").read_bytes() == (tmp_path / "two" / "events.g2log").read_bytes()
     without = cli(tmp_path, "run", file)
     assert without.returncode == 2
     assert "router.policy: got 'far_away'" in without.stderr
