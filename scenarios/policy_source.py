@@ -159,7 +159,11 @@ def _imported(target: str, module: str) -> ModuleType:
 
 
 def _module_of_file(path: Path, target: str) -> ModuleType:
-    if not path.is_file():
+    try:
+        is_there = path.is_file()
+    except OSError:  # no file can have such a name
+        is_there = False
+    if not is_there:
         raise ConfigError("policy", problem=f"no such file: {path}", allowed=TARGETS)
     _search_also(path.parent.resolve())
     name = f"g2sim_policy_file_{path.stem}"

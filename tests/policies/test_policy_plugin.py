@@ -44,6 +44,7 @@ def workers_of(report: dict[str, Any]) -> list[int]:
         ("nobody", "got 'nobody'; allowed: round_robin, "),
         ("dynamo_vk", "did you mean dynamo_kv?"),
         ("missing.py", "no such file: missing.py"),
+        (f"{'long' * 100}.py", "no such file: long"),
         ("no_such_package.mod:Own", "cannot be loaded: ModuleNotFoundError"),
         ("json:JSONDecoder", "is no placement policy: it lacks name, "),
         ("json:Own", "Own is not there"),
