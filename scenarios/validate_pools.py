@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import attrs
 
+from g2sim.actors.traffic.events import RequestArrived
 from g2sim.scenarios.validate_state import Place
 
 RankId = tuple[str, int]
@@ -233,14 +234,17 @@ class PoolAudit:
             if pins > 0:
                 pool.pins[hash_] = pins
 
-    def _arrived(self, place: Place, request: int, *rest: Any) -> None:
-        if rest[-1] is not None:
-            self._cache_ids[request] = rest[-1]
+    def _arrived(self, place: Place, *values: Any) -> None:
+        cache_id = values[_CACHE_ID]
+        if cache_id is not None:
+            self._cache_ids[values[0]] = cache_id
 
-    def _ended(self, place: Place, worker: int, role: str, dp_rank: int, request: int, status: str) -> None:
+    def _ended(self, place: Place, worker: int, role: str, dp_rank: int, request: int, status: str, *_: Any) -> None:
         if role != "prefill" or status != "completed":  # a prefilled request lives on in the decode pool
             self._cache_ids.pop(request, None)
 
+
+_CACHE_ID: Final = [field.name for field in attrs.fields(RequestArrived)].index("cache_id")
 
 _HANDLERS: Final[dict[str, Callable[..., None]]] = {
     "hp.join": PoolAudit._joined,

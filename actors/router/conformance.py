@@ -54,6 +54,11 @@ PROFILES = (
         {"place": 20, "first": 6, "end": 6},
     ),
     Profile(
+        "cancellation",
+        "a request that was canceled while it waited is not released any more",
+        {"place": 20, "first": 4, "end": 4, "cancel": 6},
+    ),
+    Profile(
         "worker loss",
         "nothing goes to a worker that drains or is gone; without any, requests wait or are refused",
         {**_COMMON, "drain": 3, "lose": 3, "lose all": 1, "ready": 5},
@@ -116,6 +121,11 @@ class _Stage:
                 self._progress(picked, now_ms, is_end=action == "end")
         elif action in ("drain", "ready"):
             self._set(worker, WorkerState.DRAINING if action == "drain" else WorkerState.READY, now_ms)
+        elif action == "cancel":
+            if self._waiting:
+                gone = sorted(self._waiting)[choice % len(self._waiting)]
+                self._waiting.remove(gone)
+                self._note(state.withdraw(gone, now_ms))
         elif action == "lose":
             self._set(worker, WorkerState.REMOVED, now_ms)
         elif action == "lose all":

@@ -51,6 +51,19 @@ BROKEN = {
         "        yield Release(kept.request, super().place(kept, now_ms))",
         {"releases": "which is placed already"},
     ),
+    "keeps what was canceled": (
+        "def __init__(self): self.kept = []\n"
+        "def pending(self): return [one.request for one in self.kept]\n"
+        "def place(self, request, now_ms):\n"
+        "    if request.request % 3 != 1: return super().place(request, now_ms)\n"
+        "    self.kept.append(request)\n"
+        "    return Queue()\n"
+        "def request_terminal(self, request, now_ms):\n"
+        "    while self.kept:\n"
+        "        one = self.kept.pop()\n"
+        "        yield Release(one.request, super().place(one, now_ms))",
+        {"cancellation": "pending() is"},
+    ),
     "sends to a worker that is gone": (
         "def place(self, request, now_ms): return Place(self.pool.places[request.request % 6])",
         {"worker loss": "this worker takes no requests"},
