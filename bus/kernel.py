@@ -83,6 +83,12 @@ class Slot:
         self.port = Port(kernel, self)
 
 
+class Listener(Protocol):
+    """Takes records of some event types as they are published, in the turn of whoever publishes them."""
+
+    def deliver(self, record: Record) -> None: ...
+
+
 class Subscription:
     """Records of some event types on their way to one actor.
 
@@ -216,7 +222,7 @@ class Kernel:
         self._sinks: list[Sink] = []
         self._turn_observers: list[Callable[[], None]] = []
         self._instant_observers: list[InstantObserver] = []
-        self._subscriptions: dict[type[Any], list[Subscription]] = {}
+        self._subscriptions: dict[type[Any], list[Listener]] = {}
 
     # -- set-up
 
@@ -245,9 +251,13 @@ class Kernel:
         if not lag_ms >= 0.0:
             raise ProtocolError(f"subscription of {name}: lag_ms is {lag_ms!r}, allowed: >= 0")
         subscription = Subscription(self, self.slot(name), lag_ms, wake_message, wake_phase)
-        for cls in event_types:
-            self._subscriptions.setdefault(cls, []).append(subscription)
+        self.listen(event_types, subscription)
         return subscription
+
+    def listen(self, event_types: Iterable[type[Any]], listener: Listener) -> None:
+        """Hand events of these types to ``listener`` as they are published."""
+        for cls in event_types:
+            self._subscriptions.setdefault(cls, []).append(listener)
 
     def add_sink(self, sink: Sink) -> None:
         """Hand every record to ``sink``, in order."""
@@ -293,8 +303,8 @@ class Kernel:
         record = Record(self.now_ms, source, self.turn_idx, event)
         for sink in self._sinks:
             sink(record)
-        for subscription in self._subscriptions.get(type(event), ()):
-            subscription.deliver(record)
+        for listener in self._subscriptions.get(type(event), ()):
+            listener.deliver(record)
 
     # -- for drivers
 

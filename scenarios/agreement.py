@@ -27,6 +27,7 @@ from g2sim.scenarios.aic_timing import (
     kv_memory,
     literal_version,
 )
+from g2sim.scenarios.fault_plan import settle_faults
 from g2sim.scenarios.fields import ABSENT, COUNT_MAX
 from g2sim.scenarios.layout import (
     BANDWIDTH,
@@ -59,6 +60,8 @@ def settle(tree: Values, document: Document, *, resolved: bool = False) -> None:
     agreement.traffic(tree["traffic"])
     agreement.router(tree["router"], resolved=resolved)
     agreement.sla(tree["evaluation"]["sla"])
+    if tree["faults"] is not None:
+        settle_faults(tree, document)
 
 
 @attrs.frozen

@@ -19,6 +19,8 @@ from g2sim.actors.host_pool.transfers import FairLinks, FifoLanes, Link, bytes_p
 from g2sim.actors.kv.blocks import BlockHasher
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.actor import RouterActor
+from g2sim.actors.router.faults import FaultPlan
+from g2sim.actors.router.feed import RouterFeed
 from g2sim.actors.router.policy import PlacementPolicy
 from g2sim.actors.router.pool import Pool
 from g2sim.actors.router.registry import PolicyClass, make_policy
@@ -77,16 +79,26 @@ class Cluster:
     Attributes:
         workers: by actor name, in order.
         host_pools: every host pool by its name in events.
+        feeds: of the routers, in a run with faults.
     """
 
     kernel: Kernel
     workers: Mapping[str, workers.WorkerActor]
     host_pools: Mapping[str, HostPool]
     traffic: traffic.TrafficActor
+    feeds: tuple[RouterFeed, ...]
     _seconds: _WorkerSeconds
 
+    def close(self) -> None:
+        """Let routers in a run with faults say how their indexes end; to be called once, after the driver has returned.
+
+        Raises: InvariantViolation for an index that does not get right.
+        """
+        for feed in self.feeds:
+            feed.publish_end()
+
     def publish_end(self, notes: tuple[str, ...] = ()) -> None:
-        """Publish that the run is over, with what is to be noted; to be called once, after the driver has returned."""
+        """Publish that the run is over, with what is to be noted; to be called once, after ``close``."""
         self.kernel.publish(
             RUN_SOURCE,
             RunFinished(
@@ -105,12 +117,14 @@ def build_cluster(
     seed: int,
     pass_times: Mapping[WorkerRole, PassTimes] | None = None,
     policy_class: PolicyClass | None = None,
+    faults: FaultPlan | None = None,
 ) -> Cluster:
     """Put a deployment and its traffic on a new bus.
 
     Args:
         pass_times: answer for the roles with external timing.
         policy_class: of the placement policy, None for a built-in one.
+        faults: what strikes KV events on their way to routers.
     """
     kernel = Kernel(seed=seed, time_limit_ms=deployment.max_virtual_time_ms)
     host_pools: dict[str, HostPool] = {}
@@ -123,13 +137,16 @@ def build_cluster(
     coordinator = HANDOFF if deployment.disaggregated else None
     routers: dict[WorkerRole, str] = {}
     policies: dict[WorkerRole, PlacementPolicy] = {}
+    feeds: list[RouterFeed] = []
     for config in deployment.pools:
         name = routers[config.role] = f"router-{config.role.pool_name}"
         state = _router_state(deployment, config, kernel, name, policy_class)
         policies[config.role] = state.policy
         router = RouterActor(state=state, workers=_names(config), coordinator=coordinator)
         kernel.register(name, router)
-        router.subscribe(kernel, name, deployment.router.kv_event_lag_ms)
+        router.subscribe(kernel, name, deployment.router.kv_event_lag_ms, faults)
+        if router.feed is not None:
+            feeds.append(router.feed)
     made: dict[str, workers.WorkerActor] = {}
     next_client = 0
     for config in deployment.pools:
@@ -179,7 +196,9 @@ def build_cluster(
     seconds = _WorkerSeconds(deployment)
     kernel.observe_instants(seconds.add)
     kernel.add_sink(seconds.hear)
-    return Cluster(kernel=kernel, workers=made, host_pools=host_pools, traffic=source, seconds=seconds)
+    return Cluster(
+        kernel=kernel, workers=made, host_pools=host_pools, traffic=source, feeds=tuple(feeds), seconds=seconds
+    )
 
 
 def _names(config: PoolConfig) -> list[str]:

@@ -100,7 +100,7 @@ class Variants:
 class ListOf:
     """A list of mappings that each follow ``item``."""
 
-    item: Section
+    item: Section | Variants
 
     @property
     def allowed(self) -> str:

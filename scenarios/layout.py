@@ -16,6 +16,7 @@ import attrs
 
 from g2sim.actors.config import HostScope, PreemptionMode, Sharing, TieBreak, TransferTiming
 from g2sim.actors.traffic.profile import ProfileOptions
+from g2sim.actors.router.faults import FaultKind, RecoveryMode
 from g2sim.scenarios.aic_timing import DEFAULT_MEMORY_FRACTION, QUANT_MODES
 from g2sim.scenarios.fields import (
     ABSENT,
@@ -297,6 +298,47 @@ _EXPECTATION = section(
     *(Field(key, _ANY_NUMBER, ABSENT) for key in BOUNDS[1:]),
 )
 
+_CHANCE = number("a number above 0, up to 1", 0.0, 1.0, above=True)
+
+_STRUCK = (
+    Field("name", text("non-blank text"), ABSENT),
+    Field("from_ms", _AMOUNT, 0.0),
+    Field("until_ms", _AMOUNT),
+    Field("pool", or_null(choice("agg", "prefill", "decode")), None),
+)
+_STRUCK_RANK = (*_STRUCK, Field("worker", or_null(_NATURAL), None), Field("dp_rank", or_null(_NATURAL), None))
+
+FAULT = Variants(
+    cases={
+        FaultKind.LAG: section(*_STRUCK_RANK, Field("lag_ms", _AMOUNT), Field("lag_max_ms", or_null(_AMOUNT), None)),
+        FaultKind.LOSS: section(*_STRUCK_RANK, Field("probability", _CHANCE)),
+        FaultKind.DUPLICATION: section(*_STRUCK_RANK, Field("probability", _CHANCE)),
+        FaultKind.REORDERING: section(*_STRUCK_RANK, Field("probability", _CHANCE), Field("hold_ms", _POSITIVE)),
+        FaultKind.OUTAGE: section(*_STRUCK_RANK),
+        FaultKind.ROUTER_RESTART: section(*_STRUCK),
+        FaultKind.PUBLISHER_RESET: section(*_STRUCK_RANK),
+        "worker_crash": section(*_STRUCK_RANK),
+    },
+    hidden=("worker_crash",),
+)
+"""One fault; ``settle`` gives it a name."""
+
+_FAULTS = section(
+    Field(
+        "recovery",
+        section(
+            Field("mode", choice(*RecoveryMode), RecoveryMode.REPLAY),
+            Field("latency_ms", _AMOUNT, 1.0),
+            Field("patience_ms", _AMOUNT, 0.0),
+            Field("history_events", _NATURAL, 10_000),
+            Field("heartbeat_ms", _POSITIVE, 100.0),
+        ),
+        {},
+    ),
+    Field("plan", ListOf(FAULT)),
+    nullable=True,
+)
+
 SCENARIO = section(
     Field("name", text("non-blank text"), ABSENT),
     Field("why", text("text", blank=True, lines=True), ""),
@@ -311,4 +353,5 @@ SCENARIO = section(
     Field("evaluation", section(Field("sla", _SLA, None)), {}),
     Field("variants", Named("a mapping of dotted keys of this file to other values"), {}),
     Field("expect", ListOf(_EXPECTATION), []),
+    Field("faults", _FAULTS, None),
 )

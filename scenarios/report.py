@@ -50,6 +50,7 @@ from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.events import CanceledRequestLeft, PassEnded, RequestAdmitted, RequestEnded, RequestPreempted
 from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
+from g2sim.scenarios.event_plane import EventPlaneFold, event_plane_table
 from g2sim.scenarios.events import RunFinished, RunStarted
 from g2sim.scenarios.phases import PhaseFold
 from g2sim.scenarios.plays import PlayFold
@@ -373,6 +374,7 @@ class ReportFold:
         self._arrivals = 0
         self._left_early: set[int] = set()
         self._staying: dict[int, RequestArrived] = {}
+        self._event_plane = EventPlaneFold()
         self._started: RunStarted | None = None
         self._finished: RunFinished | None = None
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
@@ -406,6 +408,7 @@ class ReportFold:
             ),
             SourceReleased: self._released_source,
             RunFinished: self._run_finished,
+            **self._event_plane.handlers,
         }
 
     def apply(self, record: Record) -> None:
@@ -424,6 +427,7 @@ class ReportFold:
         counts = [(key, attrs.asdict(rank)) for key, rank in self._ranks.items()]
         totals = {name: sum(entry[name] for _, entry in counts) for name in attrs.fields_dict(_RankCounts)}
         totals["requests"] = sum(entry["requests"] for key, entry in counts if key[0] != WorkerRole.DECODE)
+        event_plane = self._event_plane.section()
         return {
             "schema": SCHEMA,
             "program": "g2sim",
@@ -442,6 +446,7 @@ class ReportFold:
             "totals": totals,
             "ttft_parts_mean_ms": self._completed.ttft_parts_mean_ms(),
             "g2_pools": [pool.entry() for pool in self._pools.values()],
+            **({} if event_plane is None else {"event_plane": event_plane}),
             "definitions": dict(DEFINITIONS),
         }
 
@@ -710,6 +715,8 @@ def render_table(report: Report) -> str:
     blocks = ["\n".join(line[:_TABLE_COLUMNS] for line in head), _rank_table(report), _latency_table(report)]
     if report["g2_pools"]:
         blocks.append(_pool_table(report))
+    if "event_plane" in report:
+        blocks.append(event_plane_table(report["event_plane"]))
     return "\n\n".join(blocks) + "\n"
 
 

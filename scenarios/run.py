@@ -19,12 +19,13 @@ from typing import Any, Literal
 
 import attrs
 
+from g2sim.actors.router.events import EVENT_PLANE_TAGS
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.worker.events import RequestEnded
 from g2sim.actors.worker.sequence import RankRequest
 from g2sim.bus.drivers import InlineDriver, TrioDriver
 from g2sim.bus.errors import ConfigError, InvariantViolation, LogDamaged, OutputFailed, SimError
-from g2sim.bus.events import Record
+from g2sim.bus.events import BY_TAG, Record
 from g2sim.bus.kernel import Kernel
 from g2sim.bus.log import LogReader, LogWriter
 from g2sim.scenarios.deployment import RUN_SOURCE, build_cluster
@@ -102,6 +103,7 @@ def run_scenario(
         seed=scenario.seed,
         pass_times=sources.of_role,
         policy_class=find_policy(scenario.deployment.router.policy),
+        faults=scenario.faults,
     )
     kernel = cluster.kernel
     actor = None
@@ -140,6 +142,7 @@ def run_scenario(
                 actor.finish()
             if verifier is not None:
                 verifier.finish()
+            cluster.close()
         except (ConfigError, OutputFailed):
             raise
         except SimError as error:
@@ -268,7 +271,13 @@ class _Outputs:
             raise
         log_file = self._files.enter_context((self._partial / LOG_NAME).open("wb"))
         self._rows = self._files.enter_context((self._partial / ROWS_NAME).open("w", encoding="utf-8"))
-        self._log = LogWriter(log_file, version=program_version(), seed=scenario.seed, scenario=scenario.resolved())
+        self._log = LogWriter(
+            log_file,
+            version=program_version(),
+            seed=scenario.seed,
+            scenario=scenario.resolved(),
+            events=[kind for kind in BY_TAG.values() if scenario.faults or not kind.tag.startswith(EVENT_PLANE_TAGS)],
+        )
 
     def add_record(self, record: Record) -> None:
         if self._log is not None:

@@ -27,11 +27,13 @@ from g2sim.actors.config import (
     Timing,
     WorkerRole,
 )
+from g2sim.actors.router.faults import FaultPlan
 from g2sim.actors.traffic.profile import ProfileOptions
 from g2sim.bus.errors import shorten
 from g2sim.scenarios import support
 from g2sim.scenarios.agreement import settle
 from g2sim.scenarios.aic_timing import QUANT_MODES, AicTiming
+from g2sim.scenarios.fault_plan import plain_plan, read_plan
 from g2sim.scenarios.fields import ABSENT, Reader
 from g2sim.scenarios.layout import MOE_PARALLELISM, SCENARIO, TimestampBasis, TraceFormat
 from g2sim.scenarios.pass_times import open_pass_times
@@ -183,6 +185,7 @@ class Scenario:
         seed: of everything random that has no seed of its own.
         model, hardware: names for reports; None if not given.
         base_dir: the directory that relative paths count from.
+        faults: what strikes KV events on their way to routers, None for nothing.
     """
 
     name: str
@@ -193,6 +196,7 @@ class Scenario:
     model: str | None = None
     hardware: str | None = None
     base_dir: Path = Path()
+    faults: FaultPlan | None = None
 
     @property
     def trace_path(self) -> Path | None:
@@ -236,6 +240,7 @@ class Scenario:
             "traffic": _plain_traffic(self.traffic, deployment.max_virtual_time_ms),
             "router": {**_taken(deployment.router, _ROUTER_KEYS), "options": dict(deployment.router.options)},
             "evaluation": {"sla": None if deployment.sla is None else attrs.asdict(deployment.sla)},
+            **({} if self.faults is None else {"faults": plain_plan(self.faults)}),
         }
 
 
@@ -379,6 +384,7 @@ def _built(tree: Mapping[str, Any], base_dir: Path) -> Scenario:
         model=engine["model"],
         hardware=engine["hardware"],
         base_dir=base_dir,
+        faults=read_plan(tree["faults"]),
         deployment=DeploymentConfig(
             pools=tuple(_pool(WorkerRole(role), worker) for role, worker in support.roles(tree)),
             router=RouterConfig(**_given(tree["router"], _ROUTER_KEYS), options=tree["router"]["options"]),

@@ -35,7 +35,8 @@ class Rule:
     Attributes:
         id: stable name.
         what: the thing, so that "not supported: <what>" reads well.
-        fields: path -> test of its value; ``*`` stands for each role. The rule refuses the first value that fails.
+        fields: path -> test of its value; ``*`` stands for each role, ``#`` for each item of a list. The rule refuses
+            the first value that fails.
         allowed: what is taken instead.
         when: whether the rule applies to a scenario at all.
         gate: "agentic-g2" for the conditions of agentic traffic over a host tier, else "general".
@@ -137,6 +138,9 @@ def _matches(tree: Any, names: list[str], path: KeyPath = ()) -> Iterator[tuple[
         for key in tree if names[0] == "*" else names[:1]:
             if key in tree:
                 yield from _matches(tree[key], names[1:], (*path, key))
+    elif isinstance(tree, list) and names[0] == "#":
+        for idx, item in enumerate(tree):
+            yield from _matches(item, names[1:], (*path, idx))
 
 
 _WORKER = "engine.workers.*."
@@ -356,11 +360,11 @@ RULES: tuple[Rule, ...] = (
         allowed="repeated_prefixes, or leave it out",
     ),
     Rule(
-        id="event-plane",
-        what="faults of the event plane",
-        fields=_unset("faults"),
-        allowed="leave it out",
-        hint="this comes in a later version",
+        id="worker-crash",
+        what="workers that crash and rejoin",
+        fields={"faults.plan.#.type": any_but("worker_crash")},
+        allowed="faults of the event plane",
+        hint="publisher_reset and outage show what a router makes of a stream that breaks off",
     ),
     Rule(
         id="execution",
@@ -407,7 +411,7 @@ def render_feature_support() -> str:
 def _rendered(rules: list[Rule]) -> str:
     lines = ["", "| rule | not supported | fields | allowed |", "|---|---|---|---|"]
     for rule in rules:
-        fields = ", ".join(f"`{pattern.replace('*', '<role>')}`" for pattern in rule.fields)
+        fields = ", ".join(f"`{pattern.replace('*', '<role>').replace('.#', '[]')}`" for pattern in rule.fields)
         allowed = rule.allowed + (f" ({rule.hint})" if rule.hint else "")
         lines.append(f"| {rule.id} | {rule.what} | {fields} | {allowed} |")
     return "\n".join(lines) + "\n"

@@ -17,6 +17,8 @@ from g2sim.actors.handoff.events import SourceHeld
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.events import PlacementWeighed, RequestPlaced, RequestRefused, RequestWaits
+from g2sim.actors.router.faults import FaultPlan
+from g2sim.actors.router.feed import FeedDue, RouterFeed
 from g2sim.actors.router.messages import (
     CancelRequest,
     ChooseRank,
@@ -71,13 +73,21 @@ class RouterActor:
         self._coordinator = coordinator
         self._kv: Subscription | None = None
         self._signals: Subscription | None = None
+        self.feed: RouterFeed | None = None
         self._lag_ms = 0.0
         self._given: dict[int, RankRequest] = {}
 
-    def subscribe(self, kernel: Kernel, name: str, kv_event_lag_ms: float) -> None:
-        """Subscribe to what the policy looks at; once, after this actor was registered as ``name``."""
+    def subscribe(self, kernel: Kernel, name: str, kv_event_lag_ms: float, faults: FaultPlan | None = None) -> None:
+        """Subscribe to what the policy looks at; once, after this actor was registered as ``name``.
+
+        With ``faults`` KV events take the way that those leave open.
+        """
         policy = self.state.policy
-        if policy.sees_blocks:
+        if policy.sees_blocks and faults is not None:
+            pool = self.state.pool
+            self.feed = RouterFeed(faults.of_pool(pool.role.pool_name), kv_event_lag_ms, pool, kernel.slot(name).port)
+            kernel.listen(KV_EVENTS, self.feed)
+        elif policy.sees_blocks:
             self._lag_ms = kv_event_lag_ms
             self._kv = kernel.subscribe(name, KV_EVENTS, lag_ms=kv_event_lag_ms)
         if policy.sees_load:
@@ -114,7 +124,7 @@ class RouterActor:
                 del self._given[given.request]
             if isinstance(answer, Placement):
                 port.send(self._workers[answer.worker], SubmitRequest(answer.dp_rank, given), phase=Phase.SUBMIT)
-        elif kind is not LoadChanged:
+        elif kind is not LoadChanged and kind is not FeedDue:
             raise ProtocolError(f"router: no use for a {kind.__name__}")
         elif not released:
             port.no_effect()
@@ -149,6 +159,9 @@ class RouterActor:
         heard = [] if self._kv is None else [one for one in self._kv.drain() if one.event.role == self._role]
         told = [] if self._signals is None else self._signals.drain()
         released: list[RankChosen] = []
+        if self.feed is not None and (events := self.feed.drain()):
+            # The feed wakes the router whenever something is due, so none of this became known after a signal.
+            released += self._publish(self.state.observe(events, port.now_ms), port)
         start = 0
         for record, request, is_end in self._progress(told):
             stop = start
@@ -248,6 +261,8 @@ class RouterActor:
         if decision.why is not None:
             port.publish(weighed(decision.why, decision.request, pool, self.state.policy.name))
         port.publish(self._placed(decision))
+        if self.feed is not None:
+            self.feed.audit(decision.request, decision.placement)
         return decision.placement
 
     def _placed(self, decision: Placed) -> RequestPlaced:

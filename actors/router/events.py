@@ -83,3 +83,139 @@ class RequestRefused:
     request: int
     pool: str
     reason: str
+
+
+# The event plane, in runs with faults. A *sequence* is the number of a message, which a publisher may begin anew; a
+# rank's event ids go on. ``worker`` counts within ``pool``.
+
+EVENT_PLANE_TAGS = "ep."
+"""What the tags of these events begin with."""
+
+
+@event("ep.begin")
+class FaultBegan:
+    """A fault is active from here on."""
+
+    pool: str
+    fault: str
+    kind: str
+
+
+@event("ep.end")
+class FaultEnded:
+    """A fault is over."""
+
+    pool: str
+    fault: str
+    kind: str
+
+
+@event("ep.hit")
+class MessageStruck:
+    """Faults changed the way of a KV event to a router.
+
+    Attributes:
+        faults: their names.
+        event_id: the event; ``sequence``: the number of its message.
+        due_ms: when each copy arrives [ms]; empty if it is lost.
+    """
+
+    pool: str
+    faults: tuple[str, ...]
+    worker: int
+    dp_rank: int
+    event_id: int
+    sequence: int
+    due_ms: tuple[float, ...]
+
+
+@event("ep.stale")
+class MessageStale:
+    """A router dropped a message: it has that number already."""
+
+    pool: str
+    worker: int
+    dp_rank: int
+    sequence: int
+
+
+@event("ep.gap")
+class GapFound:
+    """A router misses the message with this number; what follows it waits."""
+
+    pool: str
+    worker: int
+    dp_rank: int
+    sequence: int
+
+
+@event("ep.ask")
+class RecoveryAsked:
+    """A router asked a rank for all messages from this number on, or for a snapshot, as ``mode`` says."""
+
+    pool: str
+    worker: int
+    dp_rank: int
+    mode: str
+    sequence: int
+
+
+@event("ep.heal")
+class RecoveryAnswered:
+    """A router applied a rank's answer.
+
+    Attributes:
+        mode: "replay" or "snapshot"; a snapshot replaces what was known of the rank.
+        sequence: number of the last message that it covers.
+        events: how many events it holds.
+    """
+
+    pool: str
+    worker: int
+    dp_rank: int
+    mode: str
+    sequence: int
+    events: int
+
+
+@event("ep.audit")
+class PlacementAudited:
+    """What a router believed when it placed a request, and what was so, in blocks of its prompt on both tiers together.
+
+    Attributes:
+        believed_blocks, resident_blocks: at the chosen rank.
+        best_believed_blocks, best_resident_blocks: the largest of any eligible rank.
+        phantom_blocks, unseen_blocks: believed and not there, and the reverse, summed over the eligible ranks.
+    """
+
+    request: int
+    pool: str
+    believed_blocks: int
+    resident_blocks: int
+    best_believed_blocks: int
+    best_resident_blocks: int
+    phantom_blocks: int
+    unseen_blocks: int
+
+
+@event("ep.same")
+class IndexConverged:
+    """A router has applied everything that was published until the last fault was over, ``took_ms`` after that."""
+
+    pool: str
+    took_ms: float
+
+
+@event("ep.final")
+class IndexCompared:
+    """A router's index against what is resident, at the end of a run.
+
+    Attributes:
+        phantom_blocks, unseen_blocks: believed and not resident, and the reverse, over ranks and tiers.
+        under_way: messages and answers that have not arrived.
+    """
+
+    pool: str
+    phantom_blocks: int
+    unseen_blocks: int
+    under_way: int

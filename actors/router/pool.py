@@ -7,7 +7,7 @@ Refuses to know: policies, and the bus.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, KeysView, Sequence
 
 from g2sim.actors.config import TieBreak, WorkerRole
 from g2sim.actors.kv.blocks import BlockChain
@@ -64,6 +64,19 @@ class Pool:
         self._device = DeviceIndex(len(self.places))
         self._host = HostIndex(len(self.places))
         self._states = [WorkerState.READY] * workers
+
+    def blank(self) -> Pool:
+        """A view of the same workers that knows nothing yet."""
+        return Pool(
+            role=self.role,
+            workers=self.workers,
+            dp_size=self.dp_size,
+            block_size_tokens=self.block_size_tokens,
+            max_batched_tokens=self.max_batched_tokens,
+            gpu_blocks=self.gpu_blocks,
+            tie_break=self.tie_break,
+            stream=self.stream,
+        )
 
     # -- for policies
 
@@ -130,6 +143,10 @@ class Pool:
                 self._device.clear(place)
             if event.tier != Tier.DEVICE:
                 self._host.clear(place)
+
+    def believed(self, place: int, tier: Tier) -> KeysView[int]:
+        """Hashes of the blocks that a rank is believed to hold."""
+        return self._tier(tier).hashes(place)
 
     def set_state(self, worker: int, state: WorkerState) -> None:
         """A worker became ready, drains or is gone; what was known of one that is gone is forgotten."""

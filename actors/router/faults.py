@@ -1,0 +1,97 @@
+"""Faults of the event plane: what can go wrong between a rank that publishes KV events and a router. Plain values."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+
+class FaultKind(enum.StrEnum):
+    """What a fault does from its beginning to its end."""
+
+    LAG = "lag"
+    """Messages take longer, in their order."""
+    LOSS = "loss"
+    """Some messages are lost."""
+    DUPLICATION = "duplication"
+    """Some messages come twice."""
+    REORDERING = "reordering"
+    """Some messages are held up and overtaken."""
+    OUTAGE = "outage"
+    """All messages are lost."""
+    ROUTER_RESTART = "router_restart"
+    """The router forgets where blocks are, and hears nothing until the end; then it asks every rank."""
+    PUBLISHER_RESET = "publisher_reset"
+    """Ranks number their messages from 0 again; at the end the router is told, and asks them."""
+
+
+class RecoveryMode(enum.StrEnum):
+    """What a router asks a rank for: the events it missed, or everything that is resident."""
+
+    REPLAY = "replay"
+    SNAPSHOT = "snapshot"
+
+
+@attrs.frozen(kw_only=True)
+class Fault:
+    """One fault, active at from_ms <= time < until_ms.
+
+    Attributes:
+        pool, worker, dp_rank: whom it strikes: "agg", "prefill" or "decode"; None = all.
+        probability: that a message is struck (loss, duplication, reordering).
+        lag_ms, lag_max_ms: delay of a message [ms], drawn uniformly between them (lag); equal = fixed.
+        hold_ms: how long a message is held up [ms] (reordering).
+    """
+
+    name: str
+    kind: FaultKind
+    from_ms: float
+    until_ms: float
+    pool: str | None = None
+    worker: int | None = None
+    dp_rank: int | None = None
+    probability: float = 1.0
+    lag_ms: float = 0.0
+    lag_max_ms: float = 0.0
+    hold_ms: float = 0.0
+
+    def strikes(self, worker: int, dp_rank: int) -> bool:
+        """Whether it is about this rank of the fault's pool."""
+        return self.worker in (None, worker) and self.dp_rank in (None, dp_rank)
+
+
+@attrs.frozen(kw_only=True)
+class RecoveryConfig:
+    """How a router gets back what it missed.
+
+    Attributes:
+        mode: a rank that cannot replay so far back sends a snapshot instead.
+        latency_ms: from the question to the answer; what is answered is as of the question.
+        patience_ms: how long a gap may stay open before the router asks; messages behind it wait.
+        history_events: events that a rank keeps for replays.
+        heartbeat_ms: a rank one of whose messages was lost tells its last number at the next multiple of this.
+    """
+
+    mode: RecoveryMode = RecoveryMode.REPLAY
+    latency_ms: float = 1.0
+    patience_ms: float = 0.0
+    history_events: int = 10_000
+    heartbeat_ms: float = 100.0
+
+
+@attrs.frozen(kw_only=True)
+class FaultPlan:
+    """All faults of a run; names are unique."""
+
+    faults: tuple[Fault, ...]
+    recovery: RecoveryConfig = RecoveryConfig()
+
+    @property
+    def stops_ms(self) -> float:
+        """When the last fault is over."""
+        return max(fault.until_ms for fault in self.faults)
+
+    def of_pool(self, pool: str) -> FaultPlan:
+        """The faults that concern one pool's router."""
+        return attrs.evolve(self, faults=tuple(fault for fault in self.faults if fault.pool in (None, pool)))

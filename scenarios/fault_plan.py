@@ -1,0 +1,98 @@
+"""The ``faults`` of a scenario: what must agree in them, and both ways between plain values and a plan.
+
+Refuses to know: single fields (``layout``), and what a fault does (``g2sim.actors.router``).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from g2sim.actors.config import WorkerRole
+from g2sim.actors.router.faults import Fault, FaultKind, FaultPlan, RecoveryConfig
+from g2sim.actors.router.registry import make_policy
+from g2sim.scenarios.fields import ABSENT
+from g2sim.scenarios.layout import FAULT
+from g2sim.scenarios.support import roles
+from g2sim.scenarios.yaml_source import Document
+
+Values = dict[str, Any]
+
+
+def settle_faults(tree: Values, document: Document) -> None:
+    """Checks the faults of a checked tree, and names those that have no name: ``<type>-<position>``.
+
+    Raises: ConfigError.
+    """
+    router = tree["router"]
+    if not make_policy(router["policy"], router["options"]).sees_blocks:
+        raise document.error(
+            ("faults",),
+            problem=f"policy {router['policy']} does not look at KV events, so no fault can reach it",
+            allowed="a router.policy that looks at KV events, such as dynamo_kv",
+        )
+    plan = tree["faults"]["plan"]
+    if not plan:
+        raise document.error(("faults", "plan"), got=plan, allowed="a list of at least one fault")
+    ranks = {
+        WorkerRole(role).pool_name: (worker["parallelism"]["replicas"], worker["parallelism"]["attention_data"])
+        for role, worker in roles(tree)
+    }
+    limit_ms = tree["traffic"]["stop"]["max_virtual_time_ms"]
+    names: set[str] = set()
+    for idx, fault in enumerate(plan):
+        at = ("faults", "plan", idx)
+        if fault["name"] is ABSENT:
+            fault["name"] = f"{fault['type']}-{idx}"
+        if fault["name"] in names:
+            raise document.error((*at, "name"), problem="two faults have this name", got=fault["name"])
+        names.add(fault["name"])
+        if not fault["until_ms"] > fault["from_ms"]:
+            raise document.error((*at, "until_ms"), got=fault["until_ms"], allowed=f"above from_ms {fault['from_ms']}")
+        if limit_ms is not None and fault["until_ms"] > limit_ms:
+            raise document.error(
+                (*at, "until_ms"), got=fault["until_ms"], allowed=f"at most the virtual time limit, {limit_ms}"
+            )
+        if fault["pool"] is not None and fault["pool"] not in ranks:
+            raise document.error((*at, "pool"), got=fault["pool"], allowed=f"{', '.join(ranks)}, or null for all")
+        struck = [counts for pool, counts in ranks.items() if fault["pool"] in (None, pool)]
+        for key, counts in (("worker", [one[0] for one in struck]), ("dp_rank", [one[1] for one in struck])):
+            number = fault.get(key)
+            if number is not None and number >= max(counts):
+                raise document.error((*at, key), got=number, allowed=f"0 to {max(counts) - 1}, or null for all")
+        if fault["type"] == FaultKind.LAG:
+            if fault["lag_max_ms"] is None:
+                fault["lag_max_ms"] = fault["lag_ms"]
+            if fault["lag_max_ms"] < fault["lag_ms"]:
+                raise document.error(
+                    (*at, "lag_max_ms"), got=fault["lag_max_ms"], allowed=f"at least lag_ms, {fault['lag_ms']}"
+                )
+
+
+def read_plan(values: Mapping[str, Any] | None) -> FaultPlan | None:
+    """The plan of settled values."""
+    if values is None:
+        return None
+    return FaultPlan(
+        faults=tuple(
+            Fault(kind=fault["type"], **{key: value for key, value in fault.items() if key != "type"})
+            for fault in values["plan"]
+        ),
+        recovery=RecoveryConfig(**values["recovery"]),
+    )
+
+
+def plain_plan(plan: FaultPlan) -> Values:
+    """Values that describe a plan."""
+    return {
+        "recovery": _plain(plan.recovery, attrs.fields_dict(RecoveryConfig)),
+        "plan": [{"type": fault.kind.value, **_plain(fault, FAULT.cases[fault.kind].fields)} for fault in plan.faults],
+    }
+
+
+def _plain(item: object, names: Mapping[str, Any]) -> Values:
+    values = {name: getattr(item, name) for name in names}
+    return {name: value.value if isinstance(value, enum.Enum) else value for name, value in values.items()}
