@@ -31,6 +31,7 @@ from g2sim.actors.traffic.request import TrafficDriver
 from g2sim.actors.worker import actor as workers
 from g2sim.actors.worker.rank import Rank
 from g2sim.actors.worker.timing import PassTimes
+from g2sim.bus.errors import ConfigError
 from g2sim.bus.events import Record
 from g2sim.bus.kernel import Kernel
 from g2sim.scenarios.events import RunFinished
@@ -125,6 +126,7 @@ def build_cluster(
         pass_times: answer for the roles with external timing.
         policy_class: of the placement policy, None for a built-in one.
         faults: what strikes KV events on their way to routers.
+    Raises: ConfigError for a fault of a router that does not look at KV events.
     """
     kernel = Kernel(seed=seed, time_limit_ms=deployment.max_virtual_time_ms)
     host_pools: dict[str, HostPool] = {}
@@ -147,6 +149,7 @@ def build_cluster(
         router.subscribe(kernel, name, deployment.router.kv_event_lag_ms, faults)
         if router.feed is not None:
             feeds.append(router.feed)
+    _check_faults(faults, {role.pool_name: policy for role, policy in policies.items()})
     made: dict[str, workers.WorkerActor] = {}
     next_client = 0
     for config in deployment.pools:
@@ -199,6 +202,17 @@ def build_cluster(
     return Cluster(
         kernel=kernel, workers=made, host_pools=host_pools, traffic=source, feeds=tuple(feeds), seconds=seconds
     )
+
+
+def _check_faults(faults: FaultPlan | None, policies: Mapping[str, PlacementPolicy]) -> None:
+    """Raises: ConfigError for a fault that can reach nobody. Whether a policy looks is known when it has started."""
+    for fault in () if faults is None else faults.faults:
+        if fault.pool is not None and not policies[fault.pool].sees_blocks:
+            raise ConfigError(
+                "faults.plan",
+                problem=f"{fault.name}: the {fault.pool} router does not look at KV events, so no fault can reach it",
+                allowed=", ".join(pool for pool, policy in policies.items() if policy.sees_blocks) or None,
+            )
 
 
 def _names(config: PoolConfig) -> list[str]:
