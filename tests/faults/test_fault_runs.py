@@ -156,7 +156,7 @@ def plans(draw: Any) -> Values:
     return {"recovery": recovery, "plan": plan}
 
 
-@settings(max_examples=8, deadline=None, phases=NO_SHRINKING, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, phases=NO_SHRINKING, suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), st.sampled_from([0.0, 4.0]), st.booleans())
 def test_every_index_converges_whatever_the_faults(faults: Values, lag_ms: float, separate: bool) -> None:
     values = without_faults() | {"faults": faults, "router": {"policy": "dynamo_kv", "kv_event_lag_ms": lag_ms}}

@@ -280,4 +280,4 @@ class TestDocument:
             assert rows[0].count("|") == 5
             assert rule.what in rows[0]
             for pattern in rule.fields:
-                assert f"`{pattern.replace('*', '<role>')}`" in rows[0]
+                assert f"`{pattern.replace('*', '<role>').replace('.#', '[]')}`" in rows[0]
