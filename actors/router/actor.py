@@ -80,12 +80,12 @@ class RouterActor:
     def subscribe(self, kernel: Kernel, name: str, kv_event_lag_ms: float, faults: FaultPlan | None = None) -> None:
         """Subscribe to what the policy looks at; once, after this actor was registered as ``name``.
 
-        With ``faults`` KV events take the way that those leave open.
+        KV events take the way that ``faults`` of this pool leave open.
         """
-        policy = self.state.policy
-        if policy.sees_blocks and faults is not None:
-            pool = self.state.pool
-            self.feed = RouterFeed(faults.of_pool(pool.role.pool_name), kv_event_lag_ms, pool, kernel.slot(name).port)
+        policy, pool = self.state.policy, self.state.pool
+        plan = None if faults is None else faults.of_pool(pool.role.pool_name)
+        if policy.sees_blocks and plan is not None and plan.faults:
+            self.feed = RouterFeed(plan, kv_event_lag_ms, pool, kernel.slot(name).port)
             kernel.listen(KV_EVENTS, self.feed)
         elif policy.sees_blocks:
             self._lag_ms = kv_event_lag_ms

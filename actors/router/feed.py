@@ -40,7 +40,7 @@ class RouterFeed:
     """See the module's text. A listener of KV events (``deliver``); its router drains it.
 
     Args:
-        plan: the faults, of this router's pool.
+        plan: the faults of this router's pool, at least one.
         lag_ms: what every message takes [ms].
         pool: the router's view; what it holds is compared, never changed.
         port: the router's; it is woken with ``FeedDue`` when something is due.
@@ -68,7 +68,7 @@ class RouterFeed:
         self._restarting = 0
         self._under_way = 0
         self._goal: list[int] | None = None  # place -> what is to be applied before the index counts as converged
-        self._stops_ms = plan.stops_ms if plan.faults else 0.0
+        self._stops_ms = plan.stops_ms
         self._heard: list[KvEvent] = []
         self._agenda: list[tuple[float, int, Step, tuple[Any, ...]]] = []
         self._steps = 0
@@ -76,8 +76,7 @@ class RouterFeed:
         for fault in plan.faults:
             self._at(fault.from_ms, self._begin, fault)
             self._at(fault.until_ms, self._end, fault)
-        if plan.faults:
-            self._at(self._stops_ms, self._stop)
+        self._at(self._stops_ms, self._stop)
 
     # -- for the router
 

@@ -233,6 +233,15 @@ def test_requests_that_wait_in_the_router_are_released_whatever_the_events_do() 
     assert len(queued) > 20
 
 
+def test_a_router_of_a_pool_without_faults_is_not_spoken_of() -> None:
+    values = with_faults({**GOOD, "until_ms": 500, "pool": "decode"})
+    one = values["engine"]["workers"]["aggregated"]
+    values["engine"] = {"mode": "disaggregated", "model": "m", "workers": {"prefill": one, "decode": one}}
+    report, _ = ran(values | {"router": {"policy": "prefix_affinity"}})
+    assert router_of(report)["pool"] == "decode"
+    assert router_of(report)["messages_lost"] > 10
+
+
 def test_a_fault_of_a_router_that_does_not_look_is_refused(tmp_path: Path) -> None:
     """Dynamo's router of decode ranks keeps no index."""
     values = with_faults({**GOOD, "name": "deaf", "pool": "decode"})
