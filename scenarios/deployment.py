@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -20,7 +20,6 @@ from g2sim.actors.kv.blocks import BlockHasher
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.actor import RouterActor
 from g2sim.actors.router.faults import FaultPlan
-from g2sim.actors.router.feed import RouterFeed
 from g2sim.actors.router.policy import PlacementPolicy
 from g2sim.actors.router.pool import Pool
 from g2sim.actors.router.registry import PolicyClass, make_policy
@@ -36,6 +35,9 @@ from g2sim.bus.events import Record
 from g2sim.bus.kernel import Kernel
 from g2sim.scenarios.events import RunFinished
 from g2sim.scenarios.report import SHARED_POOL, private_pool_name
+
+if TYPE_CHECKING:
+    from g2sim.actors.router.feed import RouterFeed
 
 RUN_SOURCE = "run"
 TRAFFIC = "traffic"

@@ -10,7 +10,7 @@ known, before the router does anything else. Signals wake it only while requests
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.handoff.events import SourceHeld
@@ -18,10 +18,10 @@ from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.events import PlacementWeighed, RequestPlaced, RequestRefused, RequestWaits
 from g2sim.actors.router.faults import FaultPlan
-from g2sim.actors.router.feed import FeedDue, RouterFeed
 from g2sim.actors.router.messages import (
     CancelRequest,
     ChooseRank,
+    FeedDue,
     LoadChanged,
     PlaceRequest,
     RankAnswer,
@@ -40,6 +40,9 @@ from g2sim.actors.worker.sequence import RankRequest
 from g2sim.bus.errors import ProtocolError
 from g2sim.bus.events import Record
 from g2sim.bus.kernel import Ask, Kernel, Port, Subscription, Turn
+
+if TYPE_CHECKING:
+    from g2sim.actors.router.feed import RouterFeed
 
 KV_EVENTS = (BlocksStored, BlocksRemoved, BlocksCleared)
 
@@ -85,6 +88,8 @@ class RouterActor:
         policy, pool = self.state.policy, self.state.pool
         plan = None if faults is None else faults.of_pool(pool.role.pool_name)
         if policy.sees_blocks and plan is not None and plan.faults:
+            from g2sim.actors.router.feed import RouterFeed  # only runs with faults need it
+
             self.feed = RouterFeed(plan, kv_event_lag_ms, pool, kernel.slot(name).port)
             kernel.listen(KV_EVENTS, self.feed)
         elif policy.sees_blocks:

@@ -13,25 +13,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import attrs
-
 from g2sim.actors.kv.events import Tier
 from g2sim.actors.phases import Phase
 from g2sim.actors.router import events as ev
 from g2sim.actors.router.faults import Fault, FaultKind, FaultPlan
 from g2sim.actors.router.line import Line
+from g2sim.actors.router.messages import FeedDue
 from g2sim.actors.router.policy import KvEvent, Placement, RoutedRequest
 from g2sim.actors.router.pool import Pool
 from g2sim.actors.router.recovery import Answer, Publisher, Receiver
 from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
 from g2sim.bus.kernel import Port
-
-
-@attrs.frozen(slots=True)
-class FeedDue:
-    """Something on the feed's agenda is due."""
-
 
 Step = Callable[..., None]
 

@@ -79,6 +79,11 @@ class LoadChanged:
 
 
 @attrs.frozen(slots=True)
+class FeedDue:
+    """Something on the agenda of the router's feed is due."""
+
+
+@attrs.frozen(slots=True)
 class RequestIsOver:
     """Asked: the hand-off of a request is complete, or its rank can never take it. Reply: ``RankReply``."""
 
