@@ -15,8 +15,8 @@ import math
 import attrs
 
 from g2sim.actors.config import HostScope, PreemptionMode, Sharing, TieBreak, TransferTiming
-from g2sim.actors.traffic.profile import ProfileOptions
 from g2sim.actors.router.faults import FaultKind, RecoveryMode
+from g2sim.actors.traffic.profile import ProfileOptions
 from g2sim.scenarios.aic_timing import DEFAULT_MEMORY_FRACTION, QUANT_MODES
 from g2sim.scenarios.fields import (
     ABSENT,

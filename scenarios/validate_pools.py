@@ -16,6 +16,7 @@ from typing import Any, Final
 import attrs
 
 from g2sim.actors.traffic.events import RequestArrived
+from g2sim.bus.events import BY_CLASS
 from g2sim.scenarios.validate_state import Place
 
 RankId = tuple[str, int]
@@ -244,7 +245,7 @@ class PoolAudit:
             self._cache_ids.pop(request, None)
 
 
-_CACHE_ID: Final = [field.name for field in attrs.fields(RequestArrived)].index("cache_id")
+_CACHE_ID: Final = BY_CLASS[RequestArrived].fields.index("cache_id")
 
 _HANDLERS: Final[dict[str, Callable[..., None]]] = {
     "hp.join": PoolAudit._joined,
