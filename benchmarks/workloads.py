@@ -1,0 +1,118 @@
+"""Workloads that are timed on the reference and on g2sim, in the form of the recorded cases (``tests/oracle``).
+
+Fixed pass times of 20 / 8 ms, blocks of 16 tokens, 2,000 GPU blocks a worker, links of 32 GB/s and a pool of 80 GB/s.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Case = dict[str, Any]
+TURNS = 4
+
+
+def rank(host_blocks: int, scope: str, **more: Any) -> dict[str, Any]:
+    """Arguments of one rank, as the reference takes them."""
+    host = {
+        "num_host_blocks": host_blocks,
+        "scope": scope,
+        "d2h_bandwidth_gbps": 32.0,
+        "h2d_bandwidth_gbps": 32.0,
+        "shared_d2h_bandwidth_gbps": 80.0,
+        "shared_h2d_bandwidth_gbps": 80.0,
+        "latency_to_first_byte_ms": 0.0,
+        "kv_layout_id": "x",
+    }
+    engine = {
+        "backend": "vllm",
+        "num_gpu_blocks": 2000,
+        "block_size": 16,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 8192,
+        "enable_prefix_caching": True,
+        "enable_chunked_prefill": True,
+        "kv_cache_bytes_per_token": 131072,
+        "timing_model": {"type": "fixed", "prefill_ms": 20.0, "decode_ms": 8.0},
+        "native_host_offload": host,
+    }
+    return {"engine": engine | more}
+
+
+SHARED = rank(20_000, "cluster_shared")
+PRIVATE = rank(5_000, "dp_rank_local")
+
+
+def session_rows(sessions: int, shift_ms: float = 0.0) -> list[dict[str, Any]]:
+    """Mooncake rows of sessions that begin 250 ms apart, with 4 turns whose prompts grow by 1,024 tokens.
+
+    Args:
+        shift_ms: moves each turn by this much more than the one before, so that no two requests arrive at once.
+    """
+    rows = []
+    next_id = 1
+    for session in range(sessions):
+        ids: list[int] = []
+        for turn in range(TURNS):
+            ids += range(next_id, next_id + 2)
+            next_id += 2
+            rows.append(
+                {
+                    "timestamp": session * 250 + turn * (6000 + shift_ms),
+                    "input_length": 1024 * (turn + 1),
+                    "output_length": 256,
+                    "hash_ids": list(ids),
+                }
+            )
+    return sorted(rows, key=lambda row: row["timestamp"])
+
+
+def grouped_rows(sessions: int) -> list[dict[str, Any]]:
+    """Mooncake rows of sessions of 4 turns a second apart; half of each 1,024-token prompt is one of 16 prefixes."""
+    rows = []
+    for session in range(sessions):
+        for turn in range(TURNS):
+            row: dict[str, Any] = {
+                "session_id": f"s{session}",
+                "input_length": 1024,
+                "output_length": 256,
+                "hash_ids": [session % 16, 16 + session * TURNS + turn],
+            }
+            rows.append(row | ({"delay": 1000} if turn else {"timestamp": 0}))
+    return rows
+
+
+def _aggregated(arguments: dict[str, Any], router: str, workers: int = 4) -> dict[str, Any]:
+    return {
+        "extra_engine_args": arguments,
+        "num_workers": workers,
+        "router_mode": router,
+        "trace_block_size": 512,
+    }
+
+
+def cases(mooncake: Path | None = None) -> dict[str, Case]:
+    """The workloads by number; 7 only with ``mooncake``, the head of the public conversation trace."""
+    closed_loop = _aggregated(SHARED, "round_robin") | {"replay_concurrency": 32}
+    separate: dict[str, Any] = {"router_mode": "round_robin", "trace_block_size": 512}
+    for role in ("prefill", "decode"):
+        handoff = rank(20_000, "cluster_shared", kv_transfer_bandwidth=50.0, worker_type=role)
+        separate |= {f"{role}_engine_args": handoff, f"num_{role}_workers": 2}
+    sessions, apart = session_rows(400), session_rows(400, shift_ms=0.25)
+    found = {
+        "1": _case("short sessions, closed loop of 32", closed_loop, grouped_rows(400)),
+        "2": _case("Mooncake sessions, shared", _aggregated(SHARED, "round_robin"), sessions),
+        "3": _case("as 2, KV router", _aggregated(SHARED, "kv_router"), apart),
+        "4": _case("as 2, private tiers", _aggregated(PRIVATE, "round_robin"), sessions),
+        "5": _case("as 2, 2 prefill + 2 decode", separate, sessions),
+        "6": _case("10,000 requests, KV router", _aggregated(SHARED, "kv_router", 8), session_rows(2500, 0.25)),
+    }
+    if mooncake is not None:
+        rows = [json.loads(line) for line in mooncake.read_text(encoding="utf-8").splitlines()]
+        found["7"] = _case("Mooncake conversations", _aggregated(SHARED, "round_robin"), rows)
+    return found
+
+
+def _case(name: str, call: dict[str, Any], trace: list[dict[str, Any]]) -> Case:
+    return {"name": name, "call": call, "trace_format": "mooncake", "trace": trace}
