@@ -4,7 +4,8 @@ Both give the same turns in the same order, so the same log, byte for byte; a te
 
 In the trio driver one *baton* goes round: the task that has it takes the next envelope from the kernel and wakes the
 recipient's task with it, or goes on by itself when it is the recipient. No two actors are ever runnable at once, so the
-order in which trio runs its tasks (shuffled on purpose) cannot matter.
+order in which trio runs its tasks (shuffled on purpose) cannot matter. The turn of an actor that is asked runs inside
+the asker's, in the asker's task: it can wait on nothing but further asks, so it needs no task of its own.
 """
 
 from __future__ import annotations
@@ -18,17 +19,6 @@ from g2sim.bus.clock import VirtualClock
 from g2sim.bus.errors import ProtocolError
 from g2sim.bus.handoff import Handoff
 from g2sim.bus.kernel import Ask, Envelope, Kernel, Slot
-
-
-class _Asked:
-    """A question on its way to an actor's task."""
-
-    __slots__ = ("asker", "message")
-
-    def __init__(self, asker: Handoff, message: Any) -> None:
-        self.asker = asker
-        self.message = message
-
 
 _STOP = object()
 
@@ -84,10 +74,7 @@ class TrioDriver:
         task_status.started()
         while (work := await handoff.park()) is not _STOP:
             try:
-                if type(work) is _Asked:
-                    work.asker.wake(await self._perform(slot, work.message))
-                else:
-                    await self._take_turns(slot, work)
+                self._take_turns(slot, work)
             except trio.Cancelled:
                 raise
             except BaseException as error:
@@ -97,11 +84,11 @@ class TrioDriver:
                     raise
                 return  # else the run is ending for another reason, and this is what comes of it
 
-    async def _take_turns(self, slot: Slot, envelope: Envelope) -> None:
+    def _take_turns(self, slot: Slot, envelope: Envelope) -> None:
         kernel = self._kernel
         upcoming: Envelope | None = envelope
         while upcoming is not None and upcoming.slot is slot:
-            await self._perform(slot, upcoming.message)
+            perform(kernel, slot, upcoming.message)
             kernel.finish_turn()
             if not self._main.parked:
                 return  # the run was cancelled, or interrupted, from outside: the baton ends here
@@ -112,25 +99,6 @@ class TrioDriver:
         else:
             self._at_work = upcoming.slot
             self._handoffs[upcoming.slot].wake(upcoming)
-
-    async def _perform(self, slot: Slot, message: Any) -> Any:
-        result = slot.actor.receive(message, slot.port)
-        if type(result) not in _RESUMABLE:
-            return result
-        slot.in_turn = True
-        reply = None
-        try:
-            while True:
-                ask = result.send(reply)
-                target = _asked_slot(self._kernel, slot, ask)
-                own = self._handoffs[slot]
-                self._handoffs[target].wake(_Asked(own, ask.message))
-                reply = await own.park()
-        except StopIteration as stop:
-            return stop.value
-        finally:
-            result.close()  # a turn that fails half-way must not linger until it is collected elsewhere
-            slot.in_turn = False
 
     def _stalled(self) -> None:
         who = "nobody" if self._at_work is None else self._at_work.name
@@ -154,24 +122,26 @@ class InlineDriver:
     def run(self) -> None:
         kernel = self._kernel
         while (envelope := kernel.next_envelope()) is not None:
-            self._perform(envelope.slot, envelope.message)
+            perform(kernel, envelope.slot, envelope.message)
             kernel.finish_turn()
 
-    def _perform(self, slot: Slot, message: Any) -> Any:
-        result = slot.actor.receive(message, slot.port)
-        if type(result) not in _RESUMABLE:
-            return result
-        slot.in_turn = True
-        reply = None
-        try:
-            while True:
-                ask = result.send(reply)
-                reply = self._perform(_asked_slot(self._kernel, slot, ask), ask.message)
-        except StopIteration as stop:
-            return stop.value
-        finally:
-            result.close()  # a turn that fails half-way must not linger until it is collected elsewhere
-            slot.in_turn = False
+
+def perform(kernel: Kernel, slot: Slot, message: Any) -> Any:
+    """Run one actor's turn, and inside it the turns of those it asks. Returns its reply."""
+    result = slot.actor.receive(message, slot.port)
+    if type(result) not in _RESUMABLE:
+        return result
+    slot.in_turn = True
+    reply = None
+    try:
+        while True:
+            ask = result.send(reply)
+            reply = perform(kernel, _asked_slot(kernel, slot, ask), ask.message)
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        result.close()  # a turn that fails half-way must not linger until it is collected elsewhere
+        slot.in_turn = False
 
 
 def _asked_slot(kernel: Kernel, asker: Slot, ask: Any) -> Slot:

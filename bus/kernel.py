@@ -184,6 +184,10 @@ class Port:
         """Make an event part of the record, and hand it to its subscribers."""
         self._kernel.publish(self._slot.name, event)
 
+    def hears(self, event_type: type[Any]) -> bool:
+        """Whether anybody is handed events of this type; one that nobody hears need not be made."""
+        return bool(self._kernel.hearers(event_type))
+
     def stream(self, purpose: str) -> RandomStream:
         """This actor's random stream for one purpose."""
         return self._kernel.stream(f"{self._slot.name}:{purpose}")
@@ -219,10 +223,11 @@ class Kernel:
         self._round_had_effect = False
         self._instant_first_turn = 0
         self._last_effect_ms = 0.0
-        self._sinks: list[Sink] = []
+        self._sinks: list[tuple[Sink, frozenset[type[Any]] | None]] = []
         self._turn_observers: list[Callable[[], None]] = []
         self._instant_observers: list[InstantObserver] = []
         self._subscriptions: dict[type[Any], list[Listener]] = {}
+        self._hearers: dict[type[Any], tuple[Sink, ...]] = {}
 
     # -- set-up
 
@@ -258,10 +263,12 @@ class Kernel:
         """Hand events of these types to ``listener`` as they are published."""
         for cls in event_types:
             self._subscriptions.setdefault(cls, []).append(listener)
+        self._hearers.clear()
 
-    def add_sink(self, sink: Sink) -> None:
-        """Hand every record to ``sink``, in order."""
-        self._sinks.append(sink)
+    def add_sink(self, sink: Sink, event_types: Iterable[type[Any]] | None = None) -> None:
+        """Hand every record to ``sink``, in order; with ``event_types`` only records of events of these types."""
+        self._sinks.append((sink, None if event_types is None else frozenset(event_types)))
+        self._hearers.clear()
 
     def observe_turns(self, observer: Callable[[], None]) -> None:
         """Call ``observer`` after every turn. Observers change nothing."""
@@ -300,11 +307,20 @@ class Kernel:
         return envelope
 
     def publish(self, source: str, event: Any) -> None:
-        record = Record(self.now_ms, source, self.turn_idx, event)
-        for sink in self._sinks:
-            sink(record)
-        for listener in self._subscriptions.get(type(event), ()):
-            listener.deliver(record)
+        hearers = self.hearers(type(event))
+        if hearers:
+            record = Record(self.now_ms, source, self.turn_idx, event)
+            for hear in hearers:
+                hear(record)
+
+    def hearers(self, event_type: type[Any]) -> tuple[Sink, ...]:
+        """Who is handed events of a type: sinks, then subscriptions, each in the order of addition."""
+        found = self._hearers.get(event_type)
+        if found is None:
+            sinks = [sink for sink, wanted in self._sinks if wanted is None or event_type in wanted]
+            deliveries = [subscription.deliver for subscription in self._subscriptions.get(event_type, ())]
+            found = self._hearers[event_type] = (*sinks, *deliveries)
+        return found
 
     # -- for drivers
 

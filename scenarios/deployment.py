@@ -274,7 +274,7 @@ def _worker(
             own_pool = HostPool(pool_name, host.capacity_blocks, _block_bytes(config), FifoLanes(), shared=False)
             host_pools[pool_name] = own_pool
         rank = Rank(config.rank, config.role, first_client + dp_rank, pass_times)
-        places.append(workers.RankPlace(dp_rank, rank, own_pool))
+        places.append(workers.RankPlace(worker, config.role.value, dp_rank, rank, own_pool))
     link = None
     if host is not None:
         link = Link(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -410,6 +410,11 @@ class ReportFold:
             RunFinished: self._run_finished,
             **self._event_plane.handlers,
         }
+
+    @property
+    def event_types(self) -> Iterable[type[Any]]:
+        """The events that a report speaks of."""
+        return self._handlers.keys()
 
     def apply(self, record: Record) -> None:
         """Take the next record of the log. Events that no report speaks of pass by."""

@@ -122,7 +122,7 @@ def run_scenario(
                 on_row(row)
 
         fold = ReportFold(_run_info(scenario, scenario.seed, program_version()), add_row)
-        kernel.add_sink(fold.apply)
+        kernel.add_sink(fold.apply, fold.event_types)
         if folder is not None:
             kernel.add_sink(outputs.add_record)
         if verifier is not None:

@@ -116,8 +116,9 @@ class StreamedDistribution:
             positive = [sample for sample in samples if sample > 0.0]
             self._zeros += len(samples) - len(positive)
             samples = positive
-        log, ceil = math.log, math.ceil
-        self._bins.update([ceil(log(sample) / _LOG_GAMMA) for sample in samples])
+        bins, log, ceil = self._bins, math.log, math.ceil
+        for sample, times in Counter(samples).items():  # gaps between tokens are mostly equal
+            bins[ceil(log(sample) / _LOG_GAMMA)] += times
 
     def result(self) -> Distribution:
         """The distribution of what was taken so far."""

@@ -188,3 +188,6 @@ class BoundaryReply:
 
 NOTHING = TickReply((), False, ())
 """The reply to a tick that has nothing to tell."""
+
+QUIET = BoundaryReply(NOTHING, (), NOTHING)
+"""The reply to a pass boundary at which nothing is under way, to be told or to be submitted."""

@@ -17,6 +17,7 @@ from typing import Any
 from g2sim.actors.host_pool import events as ev
 from g2sim.actors.host_pool.messages import (
     NOTHING,
+    QUIET,
     BoundaryReply,
     Completion,
     Join,
@@ -292,6 +293,10 @@ class HostPool:
 
     def boundary(self, client: int, now_ms: float) -> BoundaryReply:
         """The end of a client's pass; see ``PassBoundary``."""
+        own = self._clients[client]
+        if not self._transfers and own.seen == self._ended and not own.changes and not own.completions:
+            self._transport.advance(now_ms)
+            return QUIET
         before = self.tick(client, now_ms)
         submitted = self.submit_prepared(client, now_ms)
         return BoundaryReply(before, submitted, self.tick(client, now_ms))

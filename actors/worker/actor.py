@@ -63,11 +63,13 @@ class RankPlace:
 
     Attributes:
         own_pool: its private host tier; None when it has none or uses the shared pool.
+        who: the fields that name it in its events.
     """
 
-    __slots__ = ("dp_rank", "next_event_id", "own_pool", "pass_idx", "rank")
+    __slots__ = ("dp_rank", "next_event_id", "own_pool", "pass_idx", "rank", "who")
 
-    def __init__(self, dp_rank: int, rank: Rank, own_pool: HostPool | None) -> None:
+    def __init__(self, worker: int, role: str, dp_rank: int, rank: Rank, own_pool: HostPool | None) -> None:
+        self.who: dict[str, Any] = {"worker": worker, "role": role, "dp_rank": dp_rank}
         self.dp_rank = dp_rank
         self.rank = rank
         self.own_pool = own_pool
@@ -206,7 +208,7 @@ class WorkerActor:
             left = not computed and place.rank.cancel(request)
             port.publish(
                 ev.RequestEnded(
-                    request=request, status=RequestStatus.CANCELED.value, leaves_later=not left, **self._who(place)
+                    request=request, status=RequestStatus.CANCELED.value, leaves_later=not left, **place.who
                 )
             )
             self._plan(port)
@@ -222,8 +224,11 @@ class WorkerActor:
         results: list[tuple[RankPlace, PassResult]] = []
         end_ms = now_ms
         for place in self.places:
-            if place.rank.ready:
-                result = yield from self._talk(place, place.rank.run_pass(now_ms), port)
+            rank = place.rank
+            if rank.ready:
+                result = rank.decode_pass(now_ms)
+                if result is None:
+                    result = yield from self._talk(place, rank.run_pass(now_ms), port)
                 end_ms = max(end_ms, result.end_ms)
                 results.append((place, result))
         if end_ms > now_ms:
@@ -261,12 +266,19 @@ class WorkerActor:
 
     def _close(self, results: list[tuple[RankPlace, PassResult]], port: Port) -> Turn:
         """Let the host tier and the reservations of every rank take their part of a pass end."""
-        by_rank = {place.dp_rank: result for place, result in results}
         for place in self.places:
-            yield from self._talk(place, place.rank.end_pass(), port)
-            reports = place.rank.try_reservation()
+            rank = place.rank
+            if rank.boundary is not None:
+                # The most frequent of all questions: asked from here, without a generator for each step on the way.
+                if place.own_pool is None and self._shared_pool is not None:
+                    reply = yield Ask(self._shared_pool, rank.boundary)
+                else:
+                    reply = yield from self._ask_host(place, rank.boundary, port)
+                rank.end_pass(reply)
+            reports = rank.try_reservation()
             if not reports:
                 continue
+            by_rank = {place.dp_rank: result for place, result in results}
             if place.dp_rank not in by_rank:
                 # A rank that had no part in the pass can still reserve at its end.
                 by_rank[place.dp_rank] = PassResult()
@@ -285,7 +297,7 @@ class WorkerActor:
             self._report_is_awaited = True
             return HandoffReply(busy=True)
         place = self.places[message.dp_rank]
-        who = self._who(place) | {"handoff": message.handoff}
+        who = place.who | {"handoff": message.handoff}
         if isinstance(message, ActivateDestination):
             request = place.rank.activate_destination(message.handoff)
             port.publish(handoff_events.DestinationActivated(request=request, **who))
@@ -301,7 +313,7 @@ class WorkerActor:
         place = self.places[message.dp_rank]
         request = place.rank.abandon(message.handoff)
         if request is not None:
-            who = self._who(place) | {"handoff": message.handoff}
+            who = place.who | {"handoff": message.handoff}
             port.publish(handoff_events.SourceReleased(request=request, canceled=True, **who))
         reports = place.rank.try_reservation() if self._in_flight is None else ()
         self._publish_reports(place, reports, port)
@@ -336,7 +348,7 @@ class WorkerActor:
 
     def _publish_start(self, place: RankPlace, result: PassResult, port: Port) -> None:
         """Publish what shows at the start of a pass; of one that comes to nothing, only what it preempted."""
-        who = self._who(place)
+        who = place.who
         for request in result.preempted:
             port.publish(ev.RequestPreempted(request=request, **who))
         if not result.is_pass:
@@ -352,16 +364,17 @@ class WorkerActor:
                     **who,
                 )
             )
-        port.publish(
-            ev.PassStarted(
-                pass_idx=place.pass_idx,
-                compute_start_ms=result.compute_start_ms,
-                end_ms=result.end_ms,
-                scheduled_tokens=result.scheduled_tokens,
-                scheduled_requests=result.scheduled_requests,
-                **who,
+        if port.hears(ev.PassStarted):
+            port.publish(
+                ev.PassStarted(
+                    pass_idx=place.pass_idx,
+                    compute_start_ms=result.compute_start_ms,
+                    end_ms=result.end_ms,
+                    scheduled_tokens=result.scheduled_tokens,
+                    scheduled_requests=result.scheduled_requests,
+                    **who,
+                )
             )
-        )
 
     def _show(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> None:
         """Make passes visible, rank by rank: KV events first, then tokens and ends."""
@@ -373,20 +386,19 @@ class WorkerActor:
         for place, result in results:
             if not result.progress:
                 continue
-            who = self._who(place)
+            who = place.who
             if result.is_pass:
-                shown = [output.request for output in result.outputs if output.emitted]
-                emitted = () if hands_over else tuple(one for one in shown if one not in self._canceled)
+                emitted = () if hands_over else self._without_canceled_requests(result.emitted)
                 port.publish(
                     ev.PassEnded(pass_idx=place.pass_idx, emitted=emitted, prefill_tokens=result.prefill_tokens, **who)
                 )
                 place.pass_idx += 1
-            for output in result.outputs:
-                if output.request in self._canceled:
+            for ending in result.endings:
+                if ending.request in self._canceled:
                     continue
-                if output.status is None or (hands_over and output.status is RequestStatus.COMPLETED):
+                if hands_over and ending.status is RequestStatus.COMPLETED:
                     continue
-                port.publish(ev.RequestEnded(request=output.request, status=output.status.value, **who))
+                port.publish(ev.RequestEnded(request=ending.request, status=ending.status.value, **who))
             wanted = self._without_canceled(place, result.reports)
             self._publish_reports(place, wanted, port)
             reports.extend(wanted)
@@ -394,6 +406,11 @@ class WorkerActor:
         if self._coordinator is not None and (reports or self._report_is_awaited):
             self._report_is_awaited = False
             port.send(self._coordinator, WorkerReport(self.name, tuple(reports)), phase=Phase.REPORT)
+
+    def _without_canceled_requests(self, requests: tuple[int, ...]) -> tuple[int, ...]:
+        if not self._canceled:
+            return requests
+        return tuple([request for request in requests if request not in self._canceled])
 
     def _without_canceled(self, place: RankPlace, reports: Sequence[HandoffReport]) -> list[HandoffReport]:
         """Reports of hand-offs that somebody still waits for; the sources of the others are released."""
@@ -407,11 +424,11 @@ class WorkerActor:
         for place in self.places:
             left = [request for request, where in self._canceled.items() if where is place]
             for request in (*left, *place.rank.take_left()):
-                port.publish(ev.CanceledRequestLeft(request=request, **self._who(place)))
+                port.publish(ev.CanceledRequestLeft(request=request, **place.who))
         self._canceled.clear()
 
     def _publish_reports(self, place: RankPlace, reports: Sequence[HandoffReport], port: Port) -> None:
-        who = self._who(place)
+        who = place.who
         for report in reports:
             if isinstance(report, SourceIsHeld):
                 port.publish(handoff_events.SourceHeld(request=report.request, handoff=report.handoff, **who))
@@ -427,20 +444,22 @@ class WorkerActor:
         rank = place.rank
         if not rank.device_changes and not rank.host_changes and not rank.restored:
             return
+        if not port.hears(BlocksStored) and not port.hears(BlocksRemoved):
+            place.next_event_id += len(rank.device_changes) + len(rank.host_changes) + len(rank.restored)
+            rank.drop_changes()
+            return
         for device_change in rank.device_changes:
             self._publish_change(place, Tier.DEVICE, device_change, type(device_change) is RemovedBlocks, port)
         for host_change in rank.host_changes:
             self._publish_change(place, Tier.HOST_PINNED, host_change, not host_change.stored, port)
         for restored in rank.restored:
             self._publish_change(place, Tier.DEVICE, restored, type(restored) is RemovedBlocks, port)
-        rank.device_changes.clear()
-        rank.host_changes.clear()
-        rank.restored.clear()
+        rank.drop_changes()
 
     def _publish_change(
         self, place: RankPlace, tier: Tier, change: DeviceChange | PoolChange, removed: bool, port: Port
     ) -> None:
-        who = self._who(place) | {"event_id": place.next_event_id, "tier": tier.value}
+        who = place.who | {"event_id": place.next_event_id, "tier": tier.value}
         place.next_event_id += 1
         if removed:
             port.publish(BlocksRemoved(block_hashes=change.block_hashes, **who))
@@ -455,10 +474,6 @@ class WorkerActor:
                 **who,
             )
         )
-
-    def _who(self, place: RankPlace) -> dict[str, Any]:
-        """The fields that name a rank in its events."""
-        return {"worker": self.worker, "role": self.role, "dp_rank": place.dp_rank}
 
     # -- inside
 

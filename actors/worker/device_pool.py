@@ -177,17 +177,20 @@ class DevicePool:
         self._primary[hash_] = block
         return True
 
-    def release(self, block: int) -> None:
-        """Drop one reference; a private copy becomes free memory at once."""
-        if self._hash[block] is None:
-            self._refs[block] = 0
-            self.copies -= 1
-            self._free.append(block)
-            return
-        self._refs[block] -= 1
-        if self._refs[block] < 0:
-            raise InvariantViolation(f"device block {block} is released more often than referenced")
-        self._settle(block)
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference of each block, last to first; a private copy becomes free memory at once."""
+        hashes, refs, free = self._hash, self._refs, self._free
+        for block in reversed(blocks):
+            if hashes[block] is None:
+                refs[block] = 0
+                self.copies -= 1
+                free.append(block)
+                continue
+            refs[block] = left = refs[block] - 1
+            if left < 0:
+                raise InvariantViolation(f"device block {block} is released more often than referenced")
+            if left == 0:
+                self._settle(block)
 
     # -- copies to the host tier
 

@@ -21,6 +21,7 @@ import attrs
 
 from g2sim.actors.config import HostScope, PreemptionMode, RankConfig, WorkerRole
 from g2sim.actors.host_pool.messages import (
+    QUIET,
     BoundaryReply,
     LookUp,
     LookUpOutcome,
@@ -35,6 +36,7 @@ from g2sim.actors.host_pool.messages import (
     TickReply,
 )
 from g2sim.actors.traffic.request import RequestStatus
+from g2sim.actors.worker.decode_run import DecodeRun
 from g2sim.actors.worker.device_pool import DevicePool, Reservation
 from g2sim.actors.worker.messages import (
     DestinationIsReserved,
@@ -83,22 +85,27 @@ class Admission:
 
 
 @attrs.frozen(slots=True)
-class Output:
-    """What a pass did to one request: produced a token, ended it (``status``), or both."""
+class Ending:
+    """A request ended in a pass."""
 
     request: int
-    emitted: bool
-    status: RequestStatus | None
+    status: RequestStatus
 
 
 class PassResult:
-    """What one pass of one rank did."""
+    """What one pass of one rank did.
+
+    Attributes:
+        emitted: requests that produced a token, in order.
+        endings: requests that ended, in order.
+    """
 
     __slots__ = (
         "admissions",
         "compute_start_ms",
+        "emitted",
         "end_ms",
-        "outputs",
+        "endings",
         "preempted",
         "prefill_tokens",
         "reports",
@@ -109,7 +116,8 @@ class PassResult:
     def __init__(self) -> None:
         self.admissions: list[Admission] = []
         self.preempted: list[int] = []
-        self.outputs: list[Output] = []
+        self.emitted: tuple[int, ...] = ()
+        self.endings: list[Ending] = []
         self.reports: list[HandoffReport] = []
         self.scheduled_requests = 0
         self.scheduled_tokens = 0
@@ -120,7 +128,7 @@ class PassResult:
     @property
     def is_pass(self) -> bool:
         """Whether anything was admitted, scheduled or put out; a preemption alone does not count."""
-        return bool(self.admissions or self.outputs or self.scheduled_requests)
+        return bool(self.scheduled_requests or self.admissions or self.endings or self.emitted)
 
     @property
     def progress(self) -> bool:
@@ -178,6 +186,9 @@ class Rank:
         role: what its pool does.
         client: its number at its host tier; no meaning without one.
         pass_times: answers for a timing from outside, None for the models that are built in.
+
+    Attributes:
+        boundary: what its host tier is to be asked at each pass end, None without a tier.
     """
 
     def __init__(
@@ -193,11 +204,13 @@ class Rank:
         self.device_changes: list[DeviceChange] = []
         self.host_changes: list[PoolChange] = []
         self.restored: list[DeviceChange] = []
+        self._decode_run: DecodeRun | None = None
         self._timer = PassTimer(config, pass_times)
         self._block_size = config.block_size_tokens
         self._max_seqs = config.max_seqs if config.max_seqs is not None else NO_LIMIT
         self._budget = config.max_batched_tokens if config.max_batched_tokens is not None else NO_LIMIT
         self._has_host = config.host is not None
+        self.boundary = PassBoundary(client) if self._has_host else None
         self._holds = config.host is not None and config.host.scope is HostScope.CLUSTER_SHARED
         self._next_order = 0
         self._fence_ms = 0.0
@@ -212,6 +225,12 @@ class Rank:
         self._reserved: dict[int, tuple[Sequence, Reservation]] = {}
         self._materialised: list[Sequence] = []
         self._retry_due = False
+
+    def drop_changes(self) -> None:
+        """Forget the changes that have been shown, or that nobody wants to see."""
+        self.device_changes.clear()
+        self.host_changes.clear()
+        self.restored.clear()
 
     # -- commands
 
@@ -352,8 +371,69 @@ class Rank:
 
     # -- the pass
 
+    def decode_pass(self, now_ms: float) -> PassResult | None:
+        """``run_pass`` for the common case that every running sequence decodes, none ends, and nothing else happens.
+
+        Returns None, with nothing changed, if this is not that case.
+        """
+        if self.queue or self._connector_places:
+            return None
+        run = self._decode_run
+        if run is None or run.is_over:
+            self._settle_run()
+            run = self._decode_run = self._new_run()
+            if run is None:
+                return None
+        due = run.due()
+        if due:
+            opening = [after for seq, after in due if after > len(seq.blocks) * self._block_size]
+            if len(opening) > self.pool.available_blocks:
+                return None  # somebody has to be preempted
+            for seq, after in due:
+                self._extend(seq, after)
+        result = PassResult()
+        start_ms = self._compute_start_ms(now_ms)
+        result.emitted = run.emitted
+        result.scheduled_requests = result.scheduled_tokens = run.size
+        result.compute_start_ms = start_ms
+        result.end_ms = start_ms + self._timer.decode_ms(run.size, run.known_tokens)
+        run.count()
+        return result
+
+    def _new_run(self) -> DecodeRun | None:
+        """A run of the running list, None if a pass of it would be more than one token each."""
+        running = self.running
+        if self.role is WorkerRole.PREFILL or not 0 < len(running) <= self._budget:
+            return None
+        passes = NO_LIMIT
+        size, has_host = self._block_size, self._has_host
+        for seq in running:
+            generated = seq.generated
+            if generated == 0 or seq.computed != seq.prompt_tokens + generated - 1:
+                return None
+            if has_host and seq.store_cursor < seq.prompt_tokens // size:
+                return None  # still to be offered to the host tier
+            passes = min(passes, self._left(seq) - 1)
+        if passes < 1:
+            return None
+        return DecodeRun(running, passes, size, caches_blocks=self.config.prefix_caching)
+
+    def _extend(self, seq: Sequence, after: int) -> None:
+        """Let a decoding sequence open or fill the block that its next token needs; there is room."""
+        if after > len(seq.blocks) * self._block_size and not self._allocate(seq, after, 0):
+            raise InvariantViolation(f"no device block for request {seq.request}, though one was available")
+        if after // self._block_size > seq.sealed and self.config.prefix_caching:
+            self._seal(seq, after // self._block_size)
+
+    def _settle_run(self) -> None:
+        """End the run of decode passes: its sequences say again how far they are."""
+        if self._decode_run is not None:
+            self._decode_run.settle()
+            self._decode_run = None
+
     def run_pass(self, now_ms: float) -> Generator[Any, Any, PassResult]:
         """Decide and carry out one pass that starts at ``now_ms``; results become visible at ``result.end_ms``."""
+        self._settle_run()
         result = PassResult()
         work = _Pass(self._budget)
         running = self.running
@@ -447,7 +527,7 @@ class Rank:
 
     def _finish(self, now_ms: float, work: _Pass, result: PassResult) -> None:
         """Produce tokens, let finished sequences go, and work out how long the pass takes."""
-        start_ms = max(now_ms, self._fence_ms) if self._has_host else now_ms
+        start_ms = self._compute_start_ms(now_ms)
         prefill_ms = 0.0
         if work.prefill_requests and self.role is not WorkerRole.DECODE:
             prefill_ms = self._timer.prefill_ms(work.prefill_requests, work.prompt_tokens, work.prefix_tokens)
@@ -471,19 +551,17 @@ class Rank:
         decode_ms = 0.0
         if decoding and self.role is not WorkerRole.PREFILL:
             decode_ms = self._timer.decode_ms(decoding, decoding_tokens)
-        outputs = result.outputs
-        rejected, result.outputs = outputs, []
+        rejected, result.endings = result.endings, []
         for seq in finished:
             self._complete(seq, result)
-            result.outputs.append(Output(seq.request, False, RequestStatus.COMPLETED))
+            result.endings.append(Ending(seq.request, RequestStatus.COMPLETED))
         for seq in ready:
             seq.generated += 1
-            status = None
             if self._left(seq) == 0:
                 self._complete(seq, result)
-                status = RequestStatus.COMPLETED
-            result.outputs.append(Output(seq.request, True, status))
-        result.outputs.extend(rejected)
+                result.endings.append(Ending(seq.request, RequestStatus.COMPLETED))
+        result.emitted = tuple([seq.request for seq in ready])
+        result.endings.extend(rejected)
         for share in work.shares.values():
             result.scheduled_tokens += share.tokens
             if share.prompt > 0:
@@ -593,18 +671,17 @@ class Rank:
         self._release_blocks(seq)
 
     def _reject(self, seq: Sequence, result: PassResult) -> None:
-        """Take a sequence out of its queue for good. ``_finish`` puts these outputs behind the others."""
+        """Take a sequence out of its queue for good. ``_finish`` puts these endings behind the others."""
         self._unqueue(seq)
         if seq.blocks:
             raise InvariantViolation(f"request {seq.request} is rejected while it owns blocks")
         seq.state = SequenceState.ENDED
-        result.outputs.append(Output(seq.request, False, RequestStatus.REJECTED))
+        result.endings.append(Ending(seq.request, RequestStatus.REJECTED))
         if seq.handoff is not None:
             result.reports.append(SourceIsRejected(seq.handoff, seq.request))
 
     def _release_blocks(self, seq: Sequence) -> None:
-        for block in reversed(seq.blocks):
-            self.pool.release(block)
+        self.pool.release(seq.blocks)
         seq.blocks.clear()
         seq.sealed = 0
 
@@ -714,11 +791,10 @@ class Rank:
             seq.latest_store = reply.transfer
             seq.store_cursor = stop
 
-    def end_pass(self) -> HostTalk:
-        """The host tier's part of a pass end; to be called when the pass's results become visible."""
-        if not self._has_host:
+    def end_pass(self, reply: BoundaryReply) -> None:
+        """The host tier's part of a pass end: its reply to ``boundary``, when the pass's results become visible."""
+        if reply is QUIET:
             return
-        reply: BoundaryReply = yield PassBoundary(self.client)
         self._take_note(reply.before)
         for transfer, end_ms in reply.submitted:
             if end_ms is not None:
@@ -779,6 +855,9 @@ class Rank:
         if end_ms is not None and end_ms > self._fence_ms:
             self._fence_ms = end_ms
 
+    def _compute_start_ms(self, now_ms: float) -> float:
+        return max(now_ms, self._fence_ms) if self._has_host else now_ms
+
     # -- small things
 
     def _take_order(self) -> int:
@@ -810,6 +889,7 @@ class Rank:
 
     def waiting(self) -> list[str]:
         """One line for each request on this rank, and what it waits for."""
+        self._settle_run()
         room = f"{self.pool.available_blocks} of {self.config.gpu_blocks} GPU blocks available"
         lines = [
             f"request {seq.request} holds {len(seq.blocks)} blocks for its hand-off" for seq in self._held.values()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
+import struct
 
 import attrs
-import numpy as np
 
 from g2sim.actors.kv.blocks import BlockChain, sequence_hash, tokens_hash
 from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, Prompt, TokenArray
@@ -158,12 +158,13 @@ class Sequence:
         first_output = max(start, self.prompt_tokens) - self.prompt_tokens
         last_output = stop - self.prompt_tokens
         if self.output_ids is not None:
-            ids = self.output_ids[first_output:last_output]
+            data = self.output_ids[first_output:last_output].astype("<u4", copy=False).tobytes()
         else:
             base = OUTPUT_TOKEN_BASE + self.output_base
-            ids = np.arange(base + first_output, base + last_output, dtype=np.uint32)
+            ids = range(base + first_output, base + last_output)
+            data = struct.pack(f"<{len(ids)}I", *ids)
         if start < self.prompt_tokens:
-            ids = np.concatenate((self.prompt.tokens(start, self.prompt_tokens), ids))
-        own = tokens_hash(ids.astype("<u4", copy=False).tobytes())
+            data = self.prompt.tokens(start, self.prompt_tokens).astype("<u4", copy=False).tobytes() + data
+        own = tokens_hash(data)
         self.tokens_hashes.append(own)
         self.hashes.append(sequence_hash(self.hashes[-1] if position else None, own))

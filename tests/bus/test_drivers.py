@@ -359,13 +359,11 @@ def with_a_lost_wake(number: int) -> str:
 
 LOST_WAKES = {
     1: ("the first turn", "first", "2.5"),
-    2: ("a question", "first", "2.5"),
-    3: ("an answer", "first", "2.5"),
-    4: ("the next turn", "third", "5.0"),
-    5: ("the end", None, "5.0"),
-    6: ("the first stop", None, "5.0"),
-    7: ("the second stop", None, "5.0"),
-    8: ("the last stop", None, "5.0"),
+    2: ("the next turn", "third", "5.0"),
+    3: ("the end", None, "5.0"),
+    4: ("the first stop", None, "5.0"),
+    5: ("the second stop", None, "5.0"),
+    6: ("the last stop", None, "5.0"),
 }
 
 

@@ -645,3 +645,18 @@ def test_time_never_goes_back(times: list[float], seed: int) -> None:
     InlineDriver(kernel).run()
     assert seen == sorted(seen)
     assert len(seen) == 3 * len(times)
+
+
+def test_a_sink_for_some_event_types_hears_of_no_others_and_what_nobody_hears_need_not_be_made() -> None:
+    kernel = bus(a=idle)
+    port = kernel.slot("a").port
+    assert not port.hears(Rang)
+    heard: list[Any] = []
+    kernel.add_sink(lambda record: heard.append(record.event), [Rang])
+    assert port.hears(Rang)
+    assert not port.hears(Knocked)
+    for event in (Rang(1), Knocked(2), Rang(3)):
+        port.publish(event)
+    assert heard == [Rang(1), Rang(3)]
+    kernel.subscribe("a", [Knocked])
+    assert port.hears(Knocked)

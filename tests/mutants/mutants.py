@@ -155,8 +155,8 @@ MUTANTS = (
     Mutant(
         "a pass starts before the copy that it waits for has ended",
         RANK,
-        "start_ms = max(now_ms, self._fence_ms) if self._has_host else now_ms",
-        "start_ms = now_ms",
+        "return max(now_ms, self._fence_ms) if self._has_host else now_ms",
+        "return now_ms",
         "tests/worker tests/oracle/test_oracle.py",
     ),
     Mutant(

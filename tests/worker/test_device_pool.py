@@ -28,7 +28,7 @@ def cached_chain(pool: DevicePool, hashes: list[int]) -> list[int]:
 def release_request(pool: DevicePool, blocks: list[int]) -> None:
     """As a rank does it: from the last block to the first."""
     for block in reversed(blocks):
-        pool.release(block)
+        pool.release([block])
 
 
 def primaries(pool: DevicePool, hashes: list[int]) -> list[int]:
@@ -52,9 +52,9 @@ def test_a_reference_cannot_be_given_back_twice() -> None:
     """Releasing a cached copy more often than it was referenced is an error that names the block."""
     pool = DevicePool(2)
     (block,) = cached_chain(pool, [1])
-    pool.release(block)
+    pool.release([block])
     with pytest.raises(InvariantViolation, match=f"block {block} is released more often"):
-        pool.release(block)
+        pool.release([block])
 
 
 def test_the_check_finds_memory_that_is_counted_twice() -> None:
@@ -98,7 +98,7 @@ def test_the_tail_of_a_chain_is_evicted_first_every_time() -> None:
         reserved = pool.reserve([], 1)
         assert reserved is not None
         assert reserved[1] == [3]
-        pool.release(pool.take_private(reserved[0]))
+        pool.release([pool.take_private(reserved[0])])
         assert pool.match([1, 2, 3]) == (2, 0)
 
 
@@ -299,7 +299,7 @@ class DevicePoolMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         request = self.requests.pop(data.draw(st.integers(min_value=0, max_value=len(self.requests) - 1)))
         for copy in reversed(request):
-            self.pool.release(copy.block)
+            self.pool.release([copy.block])
             copy.refs -= 1
             if copy.hash is None:
                 self.private.remove(copy)

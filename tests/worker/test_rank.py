@@ -28,7 +28,7 @@ from g2sim.actors.host_pool.messages import (
 from g2sim.actors.kv.blocks import BlockHasher
 from g2sim.actors.kv.prompt import RunPrompt
 from g2sim.actors.traffic.request import RequestStatus
-from g2sim.actors.worker.rank import Admission, Output, PassResult, Rank, RemovedBlocks, StoredRun
+from g2sim.actors.worker.rank import Admission, Ending, PassResult, Rank, RemovedBlocks, StoredRun
 from g2sim.actors.worker.sequence import RankRequest
 from g2sim.bus.errors import InvariantViolation
 
@@ -108,15 +108,17 @@ class FakeHost:
 
 def run_pass(rank: Rank, now_ms: float = 0.0, host: FakeHost | None = None) -> PassResult:
     """One whole pass, its end included; without a host nothing may be asked."""
+    result = rank.decode_pass(now_ms)
     if host is None:
-        steps = rank.run_pass(now_ms)
-        with pytest.raises(StopIteration) as stop:
-            next(steps)
-        result: PassResult = stop.value.value
-        assert list(rank.end_pass()) == []
+        if result is None:
+            with pytest.raises(StopIteration) as stop:
+                next(rank.run_pass(now_ms))
+            result = stop.value.value
+        assert rank.boundary is None
     else:
-        result = host.talk(rank.run_pass(now_ms))
-        host.talk(rank.end_pass())
+        result = result or host.talk(rank.run_pass(now_ms))
+        rank.end_pass(host.reply(rank.boundary))
+    assert isinstance(result, PassResult)
     rank.pool.check()
     return result
 
@@ -138,7 +140,7 @@ def test_a_prompt_that_never_fits_is_rejected_by_number(prompt_tokens: int, limi
     rank = rank_of(**limits)
     rank.submit(request(7, prompt_tokens))
     result = run_pass(rank, 5.0)
-    assert result.outputs == [Output(7, False, REJECTED)]
+    assert (result.emitted, result.endings) == ((), [Ending(7, REJECTED)])
     assert result.end_ms == 5.0
     assert result.admissions == []
     assert rank.waiting() == []
@@ -146,12 +148,12 @@ def test_a_prompt_that_never_fits_is_rejected_by_number(prompt_tokens: int, limi
 
 
 def test_a_rejection_does_not_hold_up_the_queue() -> None:
-    """What stands behind a rejected prompt is admitted in the same pass; the rejection comes last in the outputs."""
+    """What stands behind a rejected prompt is admitted in the same pass; the rejection comes last in the endings."""
     rank = rank_of(4)
     rank.submit(request(0, 17))
     rank.submit(request(1, 8))
     result = run_pass(rank)
-    assert result.outputs == [Output(1, True, COMPLETED), Output(0, False, REJECTED)]
+    assert (result.emitted, result.endings) == ((1,), [Ending(1, COMPLETED), Ending(0, REJECTED)])
     assert result.end_ms == 2.0
 
 
@@ -191,8 +193,8 @@ def test_a_single_request_takes_a_prefill_and_then_decode_passes() -> None:
     rank.submit(request(0, 9, 3))
     first, second, third = run_pass(rank), run_pass(rank, 2.0), run_pass(rank, 3.0)
     assert [first.end_ms, second.end_ms, third.end_ms] == [2.0, 3.0, 4.0]
-    assert [first.outputs, second.outputs] == [[Output(0, True, None)]] * 2
-    assert third.outputs == [Output(0, True, COMPLETED)]
+    assert [(done.emitted, done.endings) for done in (first, second)] == [((0,), [])] * 2
+    assert (third.emitted, third.endings) == ((0,), [Ending(0, COMPLETED)])
     assert (first.prefill_tokens, second.prefill_tokens) == (9, 0)
     assert first.admissions == [Admission(0, 0, None, None, False)]
 
@@ -202,13 +204,13 @@ def test_zero_output_ends_with_the_prompt_and_without_a_token() -> None:
     rank = rank_of()
     rank.submit(request(0, 9, 0))
     result = run_pass(rank)
-    assert result.outputs == [Output(0, False, COMPLETED)]
+    assert (result.emitted, result.endings) == ((), [Ending(0, COMPLETED)])
     assert result.end_ms == 2.0
     assert rank.pool.active_blocks == 0
     rank.submit(request(1, 8, 0, ids=(1000, 1001)))
     again = run_pass(rank, 2.0)
     assert admitted(again) == [(1, 8)]  # nothing is to be generated, so nothing is recomputed
-    assert again.outputs == [Output(1, False, COMPLETED)]
+    assert (again.emitted, again.endings) == ((), [Ending(1, COMPLETED)])
     assert again.end_ms == 2.0
 
 
@@ -231,8 +233,8 @@ def test_with_chunked_prefill_a_prompt_is_computed_in_budgets() -> None:
     rank = rank_of(max_batched_tokens=8)
     rank.submit(request(0, 9))
     first, second = run_pass(rank), run_pass(rank, 2.0)
-    assert (first.scheduled_tokens, first.outputs) == (8, [])
-    assert (second.scheduled_tokens, second.outputs) == (1, [Output(0, True, COMPLETED)])
+    assert (first.scheduled_tokens, first.emitted, first.endings) == (8, (), [])
+    assert (second.scheduled_tokens, second.emitted, second.endings) == (1, (0,), [Ending(0, COMPLETED)])
     assert second.end_ms == 4.0
 
 
@@ -264,11 +266,11 @@ def test_fifo_preemption_passes_over_a_bystander() -> None:
     rank = running_three(PreemptionMode.FIFO)
     result = run_pass(rank, 2.0)
     assert result.preempted == [0]
-    assert result.outputs == [Output(1, True, None)]
+    assert (result.emitted, result.endings) == ((1,), [])
     assert (result.scheduled_requests, result.scheduled_tokens) == (1, 1)
     assert result.admissions == []
     later = run_pass(rank, 3.0)
-    assert [output.request for output in later.outputs] == [1, 2]
+    assert later.emitted == (1, 2)
 
 
 def test_lifo_preemption_takes_the_newest() -> None:
@@ -276,7 +278,7 @@ def test_lifo_preemption_takes_the_newest() -> None:
     rank = running_three(PreemptionMode.LIFO)
     result = run_pass(rank, 2.0)
     assert result.preempted == [2]
-    assert [output.request for output in result.outputs] == [0, 1]
+    assert result.emitted == (0, 1)
     assert result.admissions == []
 
 
@@ -287,7 +289,7 @@ def test_the_only_running_request_preempts_itself() -> None:
     run_pass(rank)
     result = run_pass(rank, 2.0)
     assert result.preempted == [0]
-    assert result.outputs == []
+    assert (result.emitted, result.endings) == ((), [])
     assert rank.waiting() == ["request 0 waits for 3 GPU blocks, more than the 2 there are"]
     assert not run_pass(rank, 2.0).progress
 
@@ -299,10 +301,10 @@ def test_a_preempted_request_finds_its_own_blocks_and_generated_ones() -> None:
     rank.submit(request(1, 4, 3))
     run_pass(rank)
     second = run_pass(rank, 2.0)  # 0 fills its first block with a generated token; 1 opens its second: 3 blocks
-    assert [output.request for output in second.outputs] == [0, 1]
+    assert second.emitted == (0, 1)
     third = run_pass(rank, 3.0)  # 0 needs a second block: it is the oldest itself
     assert third.preempted == [0]
-    assert third.outputs == [Output(1, True, COMPLETED)]
+    assert (third.emitted, third.endings) == ((1,), [Ending(1, COMPLETED)])
     assert admitted(run_pass(rank, 4.0)) == [(0, 4)]
 
 
