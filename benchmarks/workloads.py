@@ -97,7 +97,9 @@ def cases(mooncake: Path | None = None) -> dict[str, Case]:
     closed_loop = _aggregated(SHARED, "round_robin") | {"replay_concurrency": 32}
     separate: dict[str, Any] = {"router_mode": "round_robin", "trace_block_size": 512}
     for role in ("prefill", "decode"):
-        handoff = rank(20_000, "cluster_shared", kv_transfer_bandwidth=50.0, worker_type=role)
+        handoff = rank(
+            20_000, "cluster_shared", kv_transfer_bytes_per_token=131072, kv_transfer_bandwidth=50.0, worker_type=role
+        )
         separate |= {f"{role}_engine_args": handoff, f"num_{role}_workers": 2}
     sessions, apart = session_rows(400), session_rows(400, shift_ms=0.25)
     found = {
