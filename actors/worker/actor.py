@@ -522,7 +522,7 @@ class WorkerActor:
 
 def _shows(result: PassResult, request: int) -> bool:
     """Whether a pass ends, or puts something out for, this request."""
-    return any(one.request == request for one in (*result.outputs, *result.reports))
+    return request in result.emitted or any(one.request == request for one in (*result.endings, *result.reports))
 
 
 def _is_due(place: RankPlace, now_ms: float) -> bool:

@@ -336,6 +336,7 @@ class Rank:
         seq = self._find(request)
         if seq is None:
             raise InvariantViolation(f"request {request} is canceled on a rank that does not have it")
+        self._settle_run()
         if seq.state is SequenceState.RUNNING:
             self.running.remove(seq)
         else:

@@ -76,9 +76,9 @@ def told(rank: Rank, result: PassResult) -> dict[str, Any]:
     }
 
 
-@given(configs(), ARRIVALS)
+@given(configs(), ARRIVALS, st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=3))
 def test_a_rank_that_counts_passes_does_what_one_does_that_works_them_out(
-    config: RankConfig, arrivals: list[Arrival]
+    config: RankConfig, arrivals: list[Arrival], cancels: list[tuple[int, int]]
 ) -> None:
     """In every pass: results, KV changes, room, the running list, and in the end what is waited for."""
     counting, working = (Rank(config, WorkerRole.AGGREGATED) for _ in range(2))
@@ -88,6 +88,9 @@ def test_a_rank_that_counts_passes_does_what_one_does_that_works_them_out(
             if arrival.before_pass == number:
                 counting.submit(request(idx, arrival))
                 working.submit(request(idx, arrival))
+        for before_pass, canceled in cancels:
+            if before_pass == number and working.has(canceled):
+                assert counting.cancel(canceled) == working.cancel(canceled)
         if not working.ready:
             continue
         expected = worked_out(working, now_ms)
