@@ -1,12 +1,13 @@
 """What the event log says the state is, and whether the actors agree (audits A to E, C3).
 
-``StateFold`` rebuilds residency and the request table from events alone; ``compare`` holds it against live actors. The
+``StateFold`` rebuilds residency and the request table from events alone; ``Verifier`` holds it against live actors. The
 two share no code with the actors' own books.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -228,8 +229,16 @@ _HANDLERS: Mapping[type[Any], Callable[[StateFold, Any], None]] = {
 }
 
 
+_SMALL_BLOCKS = 1024
+_WHOLE_EVERY = 256
+
+
 class Verifier:
     """Holds the fold against live actors: after every turn in which a pass ended, and at the end.
+
+    Requests are compared whole each time, and so are caches of up to ``_SMALL_BLOCKS`` blocks. Of a larger cache every
+    ``_WHOLE_EVERY``-th comparison, and the last, are of all its blocks; those between are of the number of blocks, and
+    of each block that events have spoken of since.
 
     To be used as a sink (``record``) and as a turn observer (``turn_ended``) of the run's kernel.
     """
@@ -240,10 +249,22 @@ class Verifier:
         self._workers = workers
         self._host_pools = host_pools
         self._passes_ended: set[str] = set()
+        self._spoken_of: dict[tuple[Any, ...], set[int]] = {}
+        self._looks: Counter[tuple[Any, ...]] = Counter()
 
     def record(self, record: Record) -> None:
+        event = record.event
+        kind = type(event)
+        if kind is BlocksStored or kind is BlocksRemoved:
+            self._note((event.role, event.worker, event.dp_rank, event.tier), event.block_hashes)
+        elif kind in _POOL_EVENTS:
+            pool = self.fold.pools.get(event.pool, PoolState())
+            transfers = (*event.canceled_loads, *event.rolled_back_stores) if kind is hp.ClientRetired else ()
+            for transfer in transfers or (getattr(event, "transfer", None),):
+                self._note((event.pool,), pool.transfers.get(transfer, ()))
+            self._note((event.pool,), getattr(event, "block_hashes", ()))
         self.fold.apply(record)
-        if type(record.event) is wk.PassEnded:
+        if kind is wk.PassEnded:
             self._passes_ended.add(record.source)
 
     def turn_ended(self) -> None:
@@ -253,7 +274,7 @@ class Verifier:
         for name in sorted(self._passes_ended):
             self._compare_worker(self._workers[name], at_boundary=True)
         self._passes_ended.clear()
-        self._compare_pools()
+        self._compare_pools(at_end=False)
         self.checkpoints += 1
 
     def finish(self) -> None:
@@ -261,16 +282,23 @@ class Verifier:
         for worker in self._workers.values():
             if not worker.busy:
                 self._compare_worker(worker, at_boundary=False)
-        self._compare_pools()
+        self._compare_pools(at_end=True)
         self.checkpoints += 1
 
     def _compare_worker(self, worker: WorkerActor, *, at_boundary: bool) -> None:
         for place in worker.places:
             rank = place.rank
-            told = self.fold.ranks.get((worker.role, worker.worker, place.dp_rank), RankState())
+            who = worker.role, worker.worker, place.dp_rank
+            told = self.fold.ranks.get(who, RankState())
             where = f"{worker.name}/{place.dp_rank}"
-            rank.pool.check()
-            self._same(f"{where}: G1 residency", rank.pool.resident_hashes(), told.device)
+            spoken_of = self._take((*who, Tier.DEVICE.value))
+            if self._looks_whole((where,), len(told.device), at_end=not at_boundary):
+                rank.pool.check()
+                self._same(f"{where}: G1 residency", rank.pool.resident_hashes(), told.device)
+            else:
+                live = {hash_ for hash_ in spoken_of if rank.pool.lookup(hash_) is not None}
+                self._same(f"{where}: G1 residency", live, spoken_of & told.device)
+                self._count(f"{where}: blocks in G1", rank.pool.resident_blocks, len(told.device))
             self._same(f"{where}: running requests", {seq.request for seq in rank.running}, told.running)
             waiting = {seq.request for seq in [*rank.queue, *rank.connector]}
             self._same(f"{where}: waiting requests", waiting, told.waiting)
@@ -278,19 +306,44 @@ class Verifier:
             # What a later rank of this worker has just done to a shared pool an earlier one hears in the next phase.
             has_news = pool is not None and rank.client in pool.untold()
             if at_boundary and pool is not None and not has_news and rank.config.host is not None:
-                resident = {hash_ for hash_, (is_resident, _) in pool.contents().items() if is_resident}
-                self._same(f"{where}: G2 residency as published", resident, told.host)
+                spoken_of = self._take((*who, Tier.HOST_PINNED.value))
+                what = f"{where}: G2 residency as published"
+                if self._looks_whole((where, pool.name), len(told.host), at_end=False):
+                    resident = {hash_ for hash_, (is_resident, _) in pool.contents().items() if is_resident}
+                    self._same(what, resident, told.host)
+                else:
+                    live = {hash_ for hash_ in spoken_of if (pool.block(hash_) or (False, 0))[0]}
+                    self._same(what, live, spoken_of & told.host)
 
-    def _compare_pools(self) -> None:
+    def _compare_pools(self, *, at_end: bool) -> None:
         for name, pool in self._host_pools.items():
-            pool.check()
-            told = self.fold.pools.get(name, PoolState())
-            live = {hash_: [int(resident), pins] for hash_, (resident, pins) in pool.contents().items()}
-            if live != told.blocks:
-                wrong = {
-                    hash_ for hash_ in live.keys() | told.blocks.keys() if live.get(hash_) != told.blocks.get(hash_)
-                }
+            told = self.fold.pools.get(name, PoolState()).blocks
+            spoken_of = self._take((name,))
+            if self._looks_whole((name,), len(told), at_end=at_end):
+                pool.check()
+                spoken_of = {*pool.contents(), *told}
+            wrong = []
+            for hash_ in spoken_of:
+                live = pool.block(hash_)
+                if (None if live is None else [int(live[0]), live[1]]) != told.get(hash_):
+                    wrong.append(hash_)
+            if wrong:
                 self._fail(f"{name}: {len(wrong)} blocks differ, e.g. {min(wrong)}")
+            self._count(f"{name}: blocks", pool.used_blocks, len(told))
+
+    def _looks_whole(self, what: tuple[Any, ...], blocks: int, *, at_end: bool) -> bool:
+        self._looks[what] += 1
+        return at_end or blocks <= _SMALL_BLOCKS or self._looks[what] % _WHOLE_EVERY == 0
+
+    def _note(self, what: tuple[Any, ...], hashes: Iterable[int]) -> None:
+        self._spoken_of.setdefault(what, set()).update(hashes)
+
+    def _take(self, what: tuple[Any, ...]) -> set[int]:
+        return self._spoken_of.pop(what, set())
+
+    def _count(self, what: str, live: int, told: int) -> None:
+        if live != told:
+            self._fail(f"{what}: {live} live, {told} in the log")
 
     def _same(self, what: str, live: set[int], told: set[int]) -> None:
         if live != told:
@@ -298,3 +351,13 @@ class Verifier:
 
     def _fail(self, what: str) -> None:
         raise InvariantViolation(f"live state and log differ at {self.fold.now_ms!r} ms: {what}")
+
+
+_POOL_EVENTS = (
+    hp.StorePrepared,
+    hp.StoreLanded,
+    hp.HostBlocksEvicted,
+    hp.LoadQueued,
+    hp.LoadFinished,
+    hp.ClientRetired,
+)

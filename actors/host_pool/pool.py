@@ -344,6 +344,11 @@ class HostPool:
     def resident_blocks(self) -> int:
         return sum(entry.resident for entry in self._entries.values())
 
+    def block(self, hash_: int) -> tuple[bool, int] | None:
+        """One block: (resident, pins), None if it is not here."""
+        entry = self._entries.get(hash_)
+        return None if entry is None else (entry.resident, entry.pins)
+
     def contents(self) -> dict[int, tuple[bool, int]]:
         """Every block: (resident, pins)."""
         return {hash_: (entry.resident, entry.pins) for hash_, entry in self._entries.items()}

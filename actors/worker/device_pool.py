@@ -90,6 +90,11 @@ class DevicePool:
                 active += 1
         return found, active
 
+    @property
+    def resident_blocks(self) -> int:
+        """Distinct blocks that can be found here."""
+        return len(self._primary)
+
     def resident_hashes(self) -> set[int]:
         return set(self._primary)
 

@@ -169,7 +169,8 @@ MUTANTS = (
     Mutant(
         "a released source is not told to the router",
         HANDOFF,
-        "        del self._handoffs[handoff.number]\n        yield from self._tell_over(WorkerRole.PREFILL, handoff, port)\n",
+        "        del self._handoffs[handoff.number]\n"
+        "        yield from self._tell_over(WorkerRole.PREFILL, handoff, port)\n",
         "        del self._handoffs[handoff.number]\n        return\n        yield\n",
         "tests/router",
     ),

@@ -1,0 +1,97 @@
+"""``--verify`` on caches that are too large to be compared whole each time: what it sees, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from g2sim.actors.host_pool.pool import HostPool
+from g2sim.actors.worker.device_pool import DevicePool
+from g2sim.bus.drivers import InlineDriver
+from g2sim.bus.errors import InvariantViolation
+from g2sim.scenarios.run import run_scenario
+from g2sim.scenarios.schema import Scenario
+
+
+def run(*, requests: int = 60) -> int:
+    tier = {"scope": "cluster_shared", "num_host_blocks": 20_000, "d2h_bandwidth_gbps": 0.0, "h2d_bandwidth_gbps": 0.0}
+    cache = {
+        "block_size": 4,
+        "bytes_per_token": 1,
+        "capacity": {"type": "fixed", "blocks": 8_000},
+        "host_offload": tier,
+    }
+    worker = {
+        "parallelism": {"replicas": 2},
+        "kv_cache": cache,
+        "scheduler": {"max_batched_tokens": 4096},
+        "timing": {"type": "fixed", "prefill_ms": 1.0, "decode_ms": 1.0},
+    }
+    values = {
+        "engine": {"mode": "aggregated", "workers": {"aggregated": worker}},
+        "traffic": {
+            "source": {"type": "synthetic", "input_tokens": 400, "output_tokens": 2},
+            "load": {"type": "concurrency", "concurrency": 2},
+            "stop": {"requests": requests},
+        },
+    }
+    return run_scenario(Scenario.from_dict(values), None, verify=True, driver=InlineDriver).checkpoints
+
+
+def test_a_right_run_is_verified() -> None:
+    assert run() > 60
+
+
+def test_a_block_that_is_lost_without_an_event_is_missed_in_the_number_of_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, stored = DevicePool.cache, 0
+
+    def losing(pool: DevicePool, block: int, hash_: int) -> bool:
+        nonlocal stored
+        stored += 1
+        first = cache(pool, block, hash_)
+        if stored == 4_000:
+            del pool._primary[next(iter(pool._primary))]
+        return first
+
+    monkeypatch.setattr(DevicePool, "cache", losing)
+    with pytest.raises(InvariantViolation, match="blocks in G1"):
+        run()
+
+
+def test_a_block_that_becomes_another_is_seen_at_the_latest_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance, done = HostPool.advance, False
+
+    def swapping(pool: HostPool, now_ms: float) -> None:
+        nonlocal done
+        advance(pool, now_ms)
+        if not done and len(pool._entries) > 3_000:
+            done = True
+            oldest = next(iter(pool._evictable))
+            pool._evictable.pop(oldest)
+            pool._entries[-1] = pool._entries.pop(oldest)
+            pool._evictable[-1] = None
+
+    monkeypatch.setattr(HostPool, "advance", swapping)
+    with pytest.raises(InvariantViolation, match="blocks differ"):
+        run()
+
+
+def test_a_change_that_events_speak_of_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, calls = HostPool.prepare_store, 0
+
+    def forgetful(pool: HostPool, message: Any, now_ms: float) -> Any:
+        nonlocal calls
+        reply = prepare(pool, message, now_ms)
+        calls += 1
+        if calls == 40:
+            hashes: Sequence[int] = message.chain.sequence_hashes
+            pool._entries[hashes[0]].pins += 1
+        return reply
+
+    monkeypatch.setattr(HostPool, "prepare_store", forgetful)
+    with pytest.raises(InvariantViolation, match=r"g2: 1 blocks differ"):
+        run()
