@@ -98,6 +98,17 @@ class ScriptedRequest:
         await self._past_or_next(RequestEnded)
         return self.row
 
+    def cancel(self) -> None:
+        """Nobody waits for it any longer: it ends as "canceled" at once, wherever it is; nothing if it has ended.
+
+        Raises: AssertionError if it has not arrived yet.
+        """
+        cluster = self._cluster
+        if self.number is None:
+            raise AssertionError("a request that has not arrived cannot be canceled")
+        if self._key in cluster._open and cluster._cluster is not None and cluster._port is not None:
+            cluster._cluster.traffic.cancel(self.number, cluster._port)
+
     async def _past_or_next(self, kind: type[Any]) -> Any:
         if self.number is not None:
             for record in self._cluster.records(kind, request=self.number):

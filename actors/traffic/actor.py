@@ -147,7 +147,11 @@ class TrafficActor:
                 port.publish(item)
         requests = {key: request for request, key in self._keys.items()} if canceled else {}
         for key in canceled:
-            port.send(self._front, CancelRequest(requests[key]), phase=self._front_phase)
+            self.cancel(requests[key], port)
+
+    def cancel(self, request: int, port: Port) -> None:
+        """Nobody waits for a released request any longer; ``port`` is of the actor whose turn it is."""
+        port.send(self._front, CancelRequest(request), phase=self._front_phase)
 
     def _publish(self, events: Sequence[object], port: Port) -> None:
         for event in events:
