@@ -16,6 +16,7 @@ CASES = range(1, 91)
 _NAMED = re.compile(r"\bF(\d\d)\b|def test_((?:f\d\d[a-z]?_)+)")
 
 NOT_SHOWN = {
+    42: "there is no such counter; that no figure divides by a time of zero is F77",
     48: "there is no clear of caches in a run, so none can meet a transfer",
     57: "workers neither leave nor join during a run; there is nothing to flap",
     62: "a pool has one router; there are no replicas",
@@ -24,7 +25,6 @@ NOT_SHOWN = {
 
 ELSEWHERE = {
     41: "the recorded reference differs as long as the chain is not looked up again, and is followed; both are tests",
-    42: "there is no such counter; that no figure divides by a time of zero is F77",
     51: "a prompt that fits, but cannot grow, ends the run with a named deadlock, as it ends the reference's",
     63: "surplus ids are ignored, as recorded; too few are refused",
     65: "the smallest of all arrivals counts as 0, as recorded, so a negative one is no fault",
@@ -33,7 +33,7 @@ ELSEWHERE = {
 """Cases whose outcome here is another one than the case words, and why."""
 
 
-def tests_of() -> dict[int, list[str]]:
+def shown_by() -> dict[int, list[str]]:
     """Case number -> files whose tests show it."""
     found: dict[int, set[str]] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
@@ -46,7 +46,7 @@ def tests_of() -> dict[int, list[str]]:
 
 def table() -> str:
     """The table as Markdown."""
-    shown = tests_of()
+    shown = shown_by()
     lines = ["| case | tests | remark |", "|---|---|---|"]
     for number in CASES:
         files = ", ".join(f"`{file}`" for file in shown.get(number, ()))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from field_table import CASES, NOT_SHOWN, table, tests_of
+from field_table import CASES, NOT_SHOWN, table, shown_by
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 
 
 def test_every_case_is_shown_by_a_test_or_says_why_not() -> None:
-    shown = tests_of()
+    shown = shown_by()
     assert sorted({*shown, *NOT_SHOWN}) == list(CASES)
     assert not shown.keys() & NOT_SHOWN.keys()
 
