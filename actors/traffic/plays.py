@@ -255,8 +255,8 @@ class PlayMachine:
         run.play.unsettled -= 1
 
     def _fire(self, run: NodeRun, trigger: Trigger, at_ms: float) -> None:
-        if run.play.failure is not None:
-            return
+        if run.play.failure is not None or run.play.censored:
+            return  # whatever waited was taken out
         for target, delay_ms in run.fires.get(trigger, ()):
             target.gate_ms = max(target.gate_ms, at_ms + delay_ms)
             target.waits -= 1

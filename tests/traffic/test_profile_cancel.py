@@ -10,7 +10,7 @@ import pytest
 from instance_cases import scenario_values, write_play
 
 from g2sim.actors.handoff.events import DestinationActivated, DestinationReserved, SourceHeld, SourceReleased
-from g2sim.actors.traffic.events import ProfileFinished
+from g2sim.actors.traffic.events import ProfileFinished, RequestArrived
 from g2sim.actors.worker.events import CanceledRequestLeft, RequestEnded
 from g2sim.bus.drivers import InlineDriver
 from g2sim.bus.events import Record
@@ -126,3 +126,18 @@ def places_of_canceled(records: list[Record]) -> set[str]:
         elif event.leaves_later:
             places.add("computed" if "RequestAdmitted" in seen else "restoring")
     return places
+
+
+@pytest.mark.parametrize("cutoff_ms", [41.5, 191.3, 260.2])
+def test_what_ends_within_the_grace_releases_nothing(tmp_path: Path, cutoff_ms: float) -> None:
+    """Its successors were taken out at the cutoff: nothing arrives later, and nothing is canceled."""
+    values = timed_out(
+        write_play(tmp_path), cutoff_ms, split=False, scope="cluster_shared", policy="round_robin", busy=True
+    )
+    values["traffic"]["load"]["agentic_profile"]["response_grace_seconds"] = 60.0
+    records = run_to_rest(values)
+    arrivals = [record.time_ms for record in records if isinstance(record.event, RequestArrived)]
+    ends = [record for record in records if isinstance(record.event, RequestEnded)]
+    assert max(arrivals) < cutoff_ms < max(record.time_ms for record in ends)
+    assert len(ends) == len(arrivals)
+    assert {record.event.status for record in ends} == {"completed"}
