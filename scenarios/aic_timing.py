@@ -25,7 +25,8 @@ from g2sim.actors.config import ExternalTiming
 from g2sim.bus.errors import SimError, close_to
 
 PACKAGE = "aiconfigurator-core"
-INSTALL = "pip install 'g2sim[aic]'"
+EXTRA = "g2sim[aic]"
+INSTALL = f"pip install '{EXTRA}'"
 QUANT_MODES = ("gemm_quant_mode", "moe_quant_mode", "fmha_quant_mode", "kvcache_quant_mode", "comm_quant_mode")
 DEFAULT_MEMORY_FRACTION = 0.9
 BACKEND = "vllm"

@@ -70,7 +70,8 @@ def test(paths: tuple[Path, ...], jobs: int | None, junit: Path | None, overwrit
     """Run scenarios as tests: each must run, and meet what it expects.
 
     PATH is a scenario, a scripted scenario (whose code is run), or a folder: its .yaml and .yml files and its scripts.
-    Exit code 1 if a scenario failed, 2 if one could not be read.
+    A scenario that needs the extra g2sim[aic] is skipped where that is missing. Exit code 1 if a scenario failed, 2 if
+    one could not be read.
 
     Example: g2sim test scenarios/library --jobs 4 --junit results.xml
     """
@@ -89,7 +90,9 @@ def test(paths: tuple[Path, ...], jobs: int | None, junit: Path | None, overwrit
         if xml is not None:
             xml.write(junit_text(results))
     failed = sum(result.failed for result in results)
-    click.echo(f"{len(results) - failed} of {len(results)} scenarios passed")
+    skipped = sum(result.skipped is not None for result in results)
+    passed = len(results) - failed - skipped
+    click.echo(f"{passed} of {len(results)} scenarios passed{f', {skipped} skipped' if skipped else ''}")
     if any(result.bad_input for result in results):
         raise ConfigError("", problem="a scenario could not be read")
     if failed:

@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 
+from g2sim.actors.router.events import FaultBegan, IndexCompared
 from g2sim.bus.errors import ConfigError, InvariantViolation, close_to, shorten
 from g2sim.bus.events import BY_CLASS, BY_TAG, Record
 from g2sim.bus.log import LogReader
@@ -208,7 +209,7 @@ def _figure(document: Document, entry: Mapping[str, Any], path: KeyPath) -> Figu
 
 def _check_field(document: Document, figure: ReportFigure, path: KeyPath, scenario: Scenario) -> None:
     """Refuses a path that no report of this scenario can have. What plays add to the summary only a run knows."""
-    report = ReportFold(_info(scenario, scenario.seed)).finish()
+    report = _outline(scenario)
     if _at(report, figure.path) is not MISSING or (scenario.traffic.agentic and figure.path.startswith("summary.")):
         return
     if figure.path.startswith("ttft_parts_mean_ms."):
@@ -220,6 +221,19 @@ def _check_field(document: Document, figure: ReportFigure, path: KeyPath, scenar
         hint = f"did you mean {elsewhere}?"
     allowed = f"a path that starts with {', '.join(report)}"
     raise document.error(path, problem="no such report field", got=figure.path, allowed=allowed, hint=hint)
+
+
+def _outline(scenario: Scenario) -> Report:
+    """The report of a run in which nothing has happened, but that its faults, if any, have struck nothing."""
+    fold = ReportFold(_info(scenario, scenario.seed))
+    pools = [pool.role.pool_name for pool in scenario.deployment.pools]
+    for fault in () if scenario.faults is None else scenario.faults.faults:
+        for pool in pools if fault.pool is None else [fault.pool]:
+            began = FaultBegan(pool=pool, fault=fault.name, kind=fault.kind.value)
+            compared = IndexCompared(pool=pool, phantom_blocks=0, unseen_blocks=0, under_way=0)
+            for event in (began, compared):
+                fold.apply(Record(time_ms=0.0, source=pool, cause=0, event=event))
+    return fold.finish()
 
 
 def _info(scenario: Scenario, seed: int) -> RunInfo:

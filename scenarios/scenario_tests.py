@@ -21,6 +21,7 @@ from pathlib import Path
 import attrs
 
 from g2sim.bus.errors import ConfigError, SimError
+from g2sim.scenarios.aic_timing import EXTRA, INSTALL, aic_installed
 from g2sim.scenarios.run import run_scenario
 from g2sim.scenarios.script import load_script
 from g2sim.scenarios.suite import load_suite
@@ -36,6 +37,7 @@ class TestResult:
         file: as found.
         cases: (what was checked, None or why it failed), in the order of the file; a run that expects nothing is one.
         bad_input: the file could not be read, or is not good.
+        skipped: why it was not run, None if it was.
     """
 
     __test__ = False  # not a test of pytest's
@@ -43,6 +45,7 @@ class TestResult:
     file: str
     cases: tuple[tuple[str, str | None], ...]
     bad_input: bool = False
+    skipped: str | None = None
 
     @property
     def failed(self) -> bool:
@@ -50,7 +53,9 @@ class TestResult:
 
     @property
     def text(self) -> str:
-        """One line if it passed, else what failed below it."""
+        """One line if it passed or was skipped, else what failed below it."""
+        if self.skipped is not None:
+            return f"skipped  {self.file}  ({self.skipped})"
         if not self.failed:
             return f"passed  {self.file}  ({len(self.cases)})"
         told = [line for _, told in self.cases if told is not None for line in told.splitlines()]
@@ -134,6 +139,8 @@ def run_file(file: Path, folder: Path) -> TestResult:
             run_scenario(scenario, folders[variant])
         verdicts = suite.judge(folders)
     except SimError as error:
+        if isinstance(error, ConfigError) and error.hint == INSTALL and not aic_installed():
+            return TestResult(file=name, cases=(), skipped=f"needs {EXTRA}")
         return TestResult(file=name, cases=(("run", str(error)),), bad_input=isinstance(error, ConfigError))
     cases = [(f"{one.expectation.text}: {one.expectation.wanted}", one.told) for one in verdicts]
     return TestResult(file=name, cases=tuple(cases) or (("run", None),))
@@ -153,12 +160,17 @@ def junit_text(results: Sequence[TestResult]) -> str:
             "errors": "0",
             f"{kind}s": str(count),
         }
+        if result.skipped is not None:
+            numbers |= {"tests": "1", "skipped": "1"}
         suite = ElementTree.SubElement(root, "testsuite", numbers)
         for name, told in result.cases:
             case = ElementTree.SubElement(suite, "testcase", classname=file, name=_xml(name))
             if told is not None:
                 wrong = ElementTree.SubElement(case, kind, message=_xml(told.splitlines()[0]))
                 wrong.text = _xml(told)
+        if result.skipped is not None:
+            case = ElementTree.SubElement(suite, "testcase", classname=file, name="run")
+            ElementTree.SubElement(case, "skipped", message=_xml(result.skipped))
     ElementTree.indent(root)
     return f"{ElementTree.tostring(root, encoding='unicode', xml_declaration=True)}\n"
 
