@@ -94,6 +94,18 @@ class TestRefused:
         assert error.field == field
         assert said in str(error)
 
+    def test_a_field_of_the_event_plane(self, tmp_path: Path) -> None:
+        """It is there if the run has faults, and for the routers that they strike."""
+        path = "event_plane.routers[0].misinformed"
+        assert "no such report field" in str(refused(tmp_path, expecting({"report": path, "equals": 0})))
+        plan = [{"type": "outage", "until_ms": 5.0}]
+        struck = {"faults": {"plan": plan}, "router": {"policy": "dynamo_kv"}}
+        assert suite_of(tmp_path, expecting({"report": path, "equals": 0}, **struck)).expectations
+        wrong = refused(tmp_path, expecting({"report": "event_plane.routers[0].misinfromed", "equals": 0}, **struck))
+        assert f"did you mean {path}?" in str(wrong)
+        other = refused(tmp_path, expecting({"report": "event_plane.routers[1].misinformed", "equals": 0}, **struck))
+        assert "no such report field" in str(other)
+
     @pytest.mark.parametrize(
         ("variants", "said"),
         [
