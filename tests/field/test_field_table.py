@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from field_table import CASES, NOT_SHOWN, table, shown_by
+from field_table import CASES, NOT_SHOWN, shown_by, table
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 
