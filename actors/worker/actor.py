@@ -347,10 +347,15 @@ class WorkerActor:
     # -- showing
 
     def _publish_start(self, place: RankPlace, result: PassResult, port: Port) -> None:
-        """Publish what shows at the start of a pass; of one that comes to nothing, only what it preempted."""
+        """Publish what shows at the start of a pass; of one that comes to nothing, only what it preempted.
+
+        A request can be admitted, and make room for the next one in the same pass.
+        """
         who = place.who
+        admitted = {admission.request for admission in result.admissions} if result.preempted else ()
         for request in result.preempted:
-            port.publish(ev.RequestPreempted(request=request, **who))
+            if request not in admitted:
+                port.publish(ev.RequestPreempted(request=request, **who))
         if not result.is_pass:
             return
         for admission in result.admissions:
@@ -364,6 +369,8 @@ class WorkerActor:
                     **who,
                 )
             )
+            if admission.request in result.preempted:
+                port.publish(ev.RequestPreempted(request=admission.request, **who))
         if port.hears(ev.PassStarted):
             port.publish(
                 ev.PassStarted(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +29,15 @@ def test_f90_a_planted_fault_is_found_and_its_seed_fails_again(lost_pins: Any) -
 
 def test_without_it_the_same_seeds_are_clean() -> None:
     assert [swarm.try_seed(seed)[2] for seed in range(1, 9)] == [None] * 8
+
+
+FOUND = sorted((Path(__file__).parent / "found").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+def test_what_the_swarm_once_found_is_clean(path: Path) -> None:
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert swarm.audit(swarm.Case(kept["scenario"], kept["trace"])) == ("done", None)
 
 
 def test_a_case_is_drawn_from_its_seed_alone() -> None:
