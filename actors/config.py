@@ -168,16 +168,20 @@ class TieBreak(enum.StrEnum):
 
 @attrs.frozen(kw_only=True)
 class RouterConfig:
-    """How requests are placed; each pool has a router of its own.
+    """How requests are placed; each pool has routers of its own.
 
     Attributes:
         policy: name of the placement policy.
         kv_event_lag_ms: KV events reach a router this much later [ms].
+        replicas: routers of each pool; requests are dealt to them in rotation.
+        load_sync_ms: a replica hears of the others' requests this much later [ms]; None never.
         options: the policy's options that were given.
     """
 
     policy: str = "round_robin"
     kv_event_lag_ms: float = 0.0
+    replicas: int = 1
+    load_sync_ms: float | None = None
     tie_break: TieBreak = TieBreak.LOWEST
     options: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 

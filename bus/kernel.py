@@ -120,6 +120,13 @@ class Subscription:
         if last is None or last.time_ms != due_ms:
             self._woken_for = self._kernel.post(self._slot, self._wake_message, self._wake_phase, due_ms)
 
+    def rouse(self) -> None:
+        """End silence: a subscription with a wake phase wakes its actor for what is on its way, too."""
+        self.silent = False
+        if self._wake_phase is not None:
+            for due_ms in dict.fromkeys(due_ms for due_ms, _ in self._inbox):
+                self._woken_for = self._kernel.post(self._slot, self._wake_message, self._wake_phase, due_ms)
+
     def drain(self) -> list[Record]:
         """Every record that is due by now, in the order of publication."""
         now_ms = self._kernel.now_ms

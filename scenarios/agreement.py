@@ -369,6 +369,9 @@ class _Agreement:
         """Completes the options of the policy, whose shortcuts become options."""
         at = ("router",)
         options = router["options"]
+        if router["replicas"] == 1 and router["load_sync_ms"] is not None:
+            allowed = "only with router.replicas 2 or more"
+            raise self.fail(*at, "load_sync_ms", got=router["load_sync_ms"], allowed=allowed)
         for key, option in ROUTER_SHORTCUTS.items():
             if (value := router.pop(key)) is None:
                 continue

@@ -20,6 +20,7 @@ from g2sim.actors.kv.blocks import BlockHasher
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.actor import RouterActor
 from g2sim.actors.router.faults import FaultPlan
+from g2sim.actors.router.messages import router_names
 from g2sim.actors.router.policy import PlacementPolicy
 from g2sim.actors.router.pool import Pool
 from g2sim.actors.router.registry import PolicyClass, make_policy
@@ -139,18 +140,19 @@ def build_cluster(
         kernel.register(SHARED_POOL, HostPoolActor(pool))
 
     coordinator = HANDOFF if deployment.disaggregated else None
-    routers: dict[WorkerRole, str] = {}
+    routers: dict[WorkerRole, list[str]] = {}
     policies: dict[WorkerRole, PlacementPolicy] = {}
     feeds: list[RouterFeed] = []
     for config in deployment.pools:
-        name = routers[config.role] = f"router-{config.role.pool_name}"
-        state = _router_state(deployment, config, kernel, name, policy_class)
-        policies[config.role] = state.policy
-        router = RouterActor(state=state, workers=_names(config), coordinator=coordinator)
-        kernel.register(name, router)
-        router.subscribe(kernel, name, deployment.router.kv_event_lag_ms, faults)
-        if router.feed is not None:
-            feeds.append(router.feed)
+        names = routers[config.role] = router_names(config.role, deployment.router.replicas)
+        for name in names:
+            state = _router_state(deployment, config, kernel, name, policy_class)
+            policies[config.role] = state.policy
+            router = RouterActor(state=state, workers=_names(config), coordinator=coordinator)
+            kernel.register(name, router)
+            router.subscribe(kernel, name, deployment.router, faults)
+            if router.feed is not None:
+                feeds.append(router.feed)
     _check_faults(faults, {role.pool_name: policy for role, policy in policies.items()})
     made: dict[str, workers.WorkerActor] = {}
     next_client = 0
@@ -184,7 +186,7 @@ def build_cluster(
     source = traffic.TrafficActor(
         driver=driver,
         hasher=BlockHasher(deployment.block_size_tokens),
-        front=coordinator or routers[WorkerRole.AGGREGATED],
+        fronts=routers[WorkerRole.AGGREGATED] if coordinator is None else [coordinator],
         front_phase=Phase.REPORT if coordinator else Phase.PLACE,
     )
     kernel.register(TRAFFIC, source)

@@ -276,6 +276,8 @@ ROUTER_SHORTCUTS = {
 _ROUTER = section(
     Field("policy", text("the name of a policy"), "round_robin"),
     Field("kv_event_lag_ms", _AMOUNT, 0.0),
+    Field("replicas", _COUNT, 1),
+    Field("load_sync_ms", or_null(_AMOUNT), None),
     Field("tie_break", choice(*TieBreak), TieBreak.LOWEST),
     Field("options", mapping("a mapping of options of the policy"), {}),
     *(Field(key, or_null(_AMOUNT), None) for key in ROUTER_SHORTCUTS),

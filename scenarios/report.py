@@ -36,6 +36,7 @@ from g2sim.actors.host_pool.events import (
     StorePrepared,
 )
 from g2sim.actors.router.events import RequestPlaced
+from g2sim.actors.router.messages import router_names
 from g2sim.actors.traffic.events import (
     AdmissionClosed,
     PlayRecycled,
@@ -55,6 +56,7 @@ from g2sim.scenarios.events import RunFinished, RunStarted
 from g2sim.scenarios.phases import PhaseFold
 from g2sim.scenarios.plays import PlayFold
 from g2sim.scenarios.request_rows import DECODE_POOL, HANDOFF_STEPS, POOL_OF_ROLE, Admission, EndedRequest, RequestTrack
+from g2sim.scenarios.router_replicas import ReplicaFold, replicas_table
 from g2sim.scenarios.statistics import StreamedDistribution, exact_distribution, meets_sla
 
 SCHEMA = "g2sim.report/1"
@@ -111,6 +113,7 @@ class RunInfo:
     Attributes:
         host_pool_blocks: name -> capacity [blocks] of every host pool.
         shared_pool: name of the deployment's one pool, None without one.
+        router_replicas: routers of each pool.
     """
 
     name: str
@@ -120,6 +123,7 @@ class RunInfo:
     sla: SlaConfig | None = None
     host_pool_blocks: Mapping[str, int] = attrs.Factory(dict)
     shared_pool: str | None = None
+    router_replicas: int = 1
 
     @property
     def disaggregated(self) -> bool:
@@ -162,6 +166,7 @@ class RunInfo:
             sla=deployment.sla,
             host_pool_blocks=blocks,
             shared_pool=SHARED_POOL if SHARED_POOL in blocks else None,
+            router_replicas=deployment.router.replicas,
         )
 
 
@@ -375,6 +380,10 @@ class ReportFold:
         self._left_early: set[int] = set()
         self._staying: dict[int, RequestArrived] = {}
         self._event_plane = EventPlaneFold()
+        self._replicas: ReplicaFold | None = None
+        if info.router_replicas > 1:
+            roles = [pool.role for pool in info.pools]
+            self._replicas = ReplicaFold({role.pool_name: router_names(role, info.router_replicas) for role in roles})
         self._started: RunStarted | None = None
         self._finished: RunFinished | None = None
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
@@ -418,6 +427,8 @@ class ReportFold:
 
     def apply(self, record: Record) -> None:
         """Take the next record of the log. Events that no report speaks of pass by."""
+        if self._replicas is not None:
+            self._replicas.apply(record)
         handler = self._handlers.get(type(record.event))
         if handler is None:
             return
@@ -452,6 +463,7 @@ class ReportFold:
             "ttft_parts_mean_ms": self._completed.ttft_parts_mean_ms(),
             "g2_pools": [pool.entry() for pool in self._pools.values()],
             **({} if event_plane is None else {"event_plane": event_plane}),
+            **({} if self._replicas is None else {"routers": self._replicas.section()}),
             "definitions": dict(DEFINITIONS),
         }
 
@@ -722,6 +734,8 @@ def render_table(report: Report) -> str:
         blocks.append(_pool_table(report))
     if "event_plane" in report:
         blocks.append(event_plane_table(report["event_plane"]))
+    if "routers" in report:
+        blocks.append(replicas_table(report["routers"]))
     return "\n\n".join(blocks) + "\n"
 
 

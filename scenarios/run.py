@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import attrs
 
-from g2sim.actors.router.events import EVENT_PLANE_TAGS
+from g2sim.actors.router.events import EVENT_PLANE_TAGS, LOAD_SYNC_TAGS
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.worker.events import RequestEnded
 from g2sim.actors.worker.sequence import RankRequest
@@ -271,12 +271,15 @@ class _Outputs:
             raise
         log_file = self._files.enter_context((self._partial / LOG_NAME).open("wb"))
         self._rows = self._files.enter_context((self._partial / ROWS_NAME).open("w", encoding="utf-8"))
+        absent = [] if scenario.faults else [EVENT_PLANE_TAGS]
+        if scenario.deployment.router.load_sync_ms is None:
+            absent.append(LOAD_SYNC_TAGS)
         self._log = LogWriter(
             log_file,
             version=program_version(),
             seed=scenario.seed,
             scenario=scenario.resolved(),
-            events=[kind for kind in BY_TAG.values() if scenario.faults or not kind.tag.startswith(EVENT_PLANE_TAGS)],
+            events=[kind for kind in BY_TAG.values() if not kind.tag.startswith(tuple(absent))],
         )
 
     def add_record(self, record: Record) -> None:

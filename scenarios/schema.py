@@ -222,7 +222,7 @@ class Scenario:
 
     def resolved(self) -> dict[str, Any]:
         """The scenario as plain values with every default filled in; does not depend on ``base_dir``."""
-        deployment, handoff = self.deployment, self.deployment.handoff
+        deployment, router, handoff = self.deployment, self.deployment.router, self.deployment.handoff
         served = [pool.rank.timing.served for pool in deployment.pools if isinstance(pool.rank.timing, AicTiming)]
         return {
             "name": self.name,
@@ -238,7 +238,11 @@ class Scenario:
                 "kv_transfer": None if handoff == HandoffConfig() else _taken(handoff, _HANDOFF_KEYS),
             },
             "traffic": _plain_traffic(self.traffic, deployment.max_virtual_time_ms),
-            "router": {**_taken(deployment.router, _ROUTER_KEYS), "options": dict(deployment.router.options)},
+            "router": {
+                **_taken(router, _ROUTER_KEYS),
+                **({} if router.replicas == 1 else _taken(router, _REPLICA_KEYS)),
+                "options": dict(router.options),
+            },
             "evaluation": {"sla": None if deployment.sla is None else attrs.asdict(deployment.sla)},
             **({} if self.faults is None else {"faults": plain_plan(self.faults)}),
         }
@@ -338,6 +342,8 @@ _ROUTER_KEYS: Mapping[KeyPath, str] = {
     ("tie_break",): "tie_break",
 }
 
+_REPLICA_KEYS: Mapping[KeyPath, str] = {("replicas",): "replicas", ("load_sync_ms",): "load_sync_ms"}
+
 _TRACE_KEYS: Mapping[KeyPath, str] = {
     ("paths", 0): "path",
     ("format",): "format",
@@ -375,7 +381,7 @@ def _at(values: Any, path: KeyPath) -> Any:
 
 
 def _built(tree: Mapping[str, Any], base_dir: Path) -> Scenario:
-    engine, traffic, sla = tree["engine"], tree["traffic"], tree["evaluation"]["sla"]
+    engine, traffic, router, sla = tree["engine"], tree["traffic"], tree["router"], tree["evaluation"]["sla"]
     handoff = engine["kv_transfer"]
     return Scenario(
         name=tree["name"],
@@ -387,7 +393,9 @@ def _built(tree: Mapping[str, Any], base_dir: Path) -> Scenario:
         faults=read_plan(tree["faults"]),
         deployment=DeploymentConfig(
             pools=tuple(_pool(WorkerRole(role), worker) for role, worker in support.roles(tree)),
-            router=RouterConfig(**_given(tree["router"], _ROUTER_KEYS), options=tree["router"]["options"]),
+            router=RouterConfig(
+                **_given(router, _ROUTER_KEYS), **_given(router, _REPLICA_KEYS), options=router["options"]
+            ),
             handoff=HandoffConfig() if handoff is None else HandoffConfig(**_given(handoff, _HANDOFF_KEYS)),
             sla=SlaConfig(**sla) if sla is not None and any(sla.values()) else None,
             max_virtual_time_ms=traffic["stop"]["max_virtual_time_ms"],

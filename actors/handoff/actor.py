@@ -33,6 +33,7 @@ from g2sim.actors.router.messages import (
     RankIsRefused,
     RankReply,
     RequestIsOver,
+    dealt_to,
 )
 from g2sim.actors.router.policy import Placement
 from g2sim.actors.traffic.request import RequestStatus
@@ -112,7 +113,7 @@ class HandoffCoordinator:
         config: size and rate of transfers.
         block_size_tokens: tokens per block.
         workers: role -> actor names by worker number.
-        routers: role -> name of the router that places for it.
+        routers: role -> names of the router replicas that place for it.
         listening: roles whose routers want to hear when a request is over.
     """
 
@@ -122,7 +123,7 @@ class HandoffCoordinator:
         config: HandoffConfig,
         block_size_tokens: int,
         workers: Mapping[WorkerRole, Sequence[str]],
-        routers: Mapping[WorkerRole, str],
+        routers: Mapping[WorkerRole, Sequence[str]],
         listening: Collection[WorkerRole],
     ) -> None:
         self._config = config
@@ -292,7 +293,7 @@ class HandoffCoordinator:
         self._forget(handoff)
         where = next((role for role in self._routers if self._unplaced.pop((role, request), None)), None)
         if where is not None:
-            reply: RankReply = yield Ask(self._routers[where], CancelRequest(request))
+            reply: RankReply = yield Ask(dealt_to(self._routers[where], request), CancelRequest(request))
             yield from self._go_on(reply.released, port)
         if not handoff.held and handoff.source is not None:
             yield Ask(self._workers[WorkerRole.PREFILL][handoff.source.worker], CancelOnWorker(request))
@@ -319,9 +320,12 @@ class HandoffCoordinator:
         self._transfers = [entry for entry in self._transfers if entry[1] != handoff.number]
         heapq.heapify(self._transfers)
 
+    def _router(self, role: WorkerRole, handoff: _Handoff) -> str:
+        return dealt_to(self._routers[role], handoff.given.request)
+
     def _choose(self, role: WorkerRole, handoff: _Handoff, port: Port) -> Turn:
         """The rank that a router chooses; None if the request waits there, or is refused."""
-        reply: RankReply = yield Ask(self._routers[role], ChooseRank(handoff.arrived))
+        reply: RankReply = yield Ask(self._router(role, handoff), ChooseRank(handoff.arrived))
         yield from self._go_on(reply.released, port)
         if isinstance(reply.answer, Placement):
             return reply.answer
@@ -339,7 +343,7 @@ class HandoffCoordinator:
         """Tell a router that its rank is done with the request. What it releases joins passes of this instant."""
         if role not in self._listening:
             return
-        reply: RankReply = yield Ask(self._routers[role], RequestIsOver(handoff.given.request))
+        reply: RankReply = yield Ask(self._router(role, handoff), RequestIsOver(handoff.given.request))
         yield from self._go_on(reply.released, port)
 
     def _go_on(self, released: Sequence[RankChosen], port: Port) -> Turn:

@@ -3,22 +3,36 @@
 Owns: which events are signals, their order, and who is sent what. Refuses to know: how anything is decided (``state``).
 
 It knows what it is told: requests by their senders, KV events through a subscription that may lag and never wakes it,
-and first tokens and ends, which do not lag. Both wait in inboxes and are taken up, in the order in which they became
+and first tokens and ends, which do not lag. All wait in inboxes and are taken up, in the order in which they became
 known, before the router does anything else. Signals wake it only while requests wait in its policy.
+
+One of several replicas hears of the progress of requests that it placed itself. With load sync it hears of the others'
+placements, first tokens and ends too, a fixed time after they happened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from g2sim.actors.config import WorkerRole
+from g2sim.actors.config import RouterConfig, WorkerRole
 from g2sim.actors.handoff.events import SourceHeld
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
 from g2sim.actors.phases import Phase
-from g2sim.actors.router.events import PlacementWeighed, RequestPlaced, RequestRefused, RequestWaits
+from g2sim.actors.router.events import (
+    PlacementShared,
+    PlacementWeighed,
+    RequestPlaced,
+    RequestRefused,
+    RequestWaits,
+    SharingEnded,
+)
 from g2sim.actors.router.faults import FaultPlan
+from g2sim.actors.router.loads import Booking
 from g2sim.actors.router.messages import (
+    ROUTER_PREFIX,
     CancelRequest,
     ChooseRank,
     FeedDue,
@@ -45,6 +59,9 @@ if TYPE_CHECKING:
     from g2sim.actors.router.feed import RouterFeed
 
 KV_EVENTS = (BlocksStored, BlocksRemoved, BlocksCleared)
+
+Known = tuple[float, bool, int]
+"""When something became known: time [ms]; at one time what was under way first, then in order of publication."""
 
 WAKE_PHASE = Phase.START
 """Requests that are released join passes that start at this instant, also after one that took no time. Routers are
@@ -77,34 +94,53 @@ class RouterActor:
         self._kv: Subscription | None = None
         self._signals: Subscription | None = None
         self.feed: RouterFeed | None = None
+        self._sync: Subscription | None = None
         self._lag_ms = 0.0
+        self._sync_ms = 0.0
+        self._name = ""
         self._given: dict[int, RankRequest] = {}
 
-    def subscribe(self, kernel: Kernel, name: str, kv_event_lag_ms: float, faults: FaultPlan | None = None) -> None:
+    def subscribe(self, kernel: Kernel, name: str, config: RouterConfig, faults: FaultPlan | None = None) -> None:
         """Subscribe to what the policy looks at; once, after this actor was registered as ``name``.
 
         KV events take the way that ``faults`` of this pool leave open.
         """
-        policy, pool = self.state.policy, self.state.pool
+        policy, pool, kv_event_lag_ms = self.state.policy, self.state.pool, config.kv_event_lag_ms
+        self._name = name
         plan = None if faults is None else faults.of_pool(pool.role.pool_name)
         if policy.sees_blocks and plan is not None and plan.faults:
             from g2sim.actors.router.feed import RouterFeed  # only runs with faults need it
 
-            self.feed = RouterFeed(plan, kv_event_lag_ms, pool, kernel.slot(name).port)
+            self.feed = RouterFeed(
+                name.removeprefix(ROUTER_PREFIX), plan, kv_event_lag_ms, pool, kernel.slot(name).port
+            )
             kernel.listen(KV_EVENTS, self.feed)
         elif policy.sees_blocks:
             self._lag_ms = kv_event_lag_ms
             self._kv = kernel.subscribe(name, KV_EVENTS, lag_ms=kv_event_lag_ms)
         if policy.sees_load:
-            self._signals = kernel.subscribe(
-                name, load_signals(self._role), wake_message=LoadChanged(), wake_phase=WAKE_PHASE
-            )
+            signals = load_signals(self._role)
+            self._signals = kernel.subscribe(name, signals, wake_message=LoadChanged(), wake_phase=WAKE_PHASE)
             self._signals.silent = True
+        if policy.sees_load and config.replicas > 1 and config.load_sync_ms is not None:
+            self._sync_ms = config.load_sync_ms
+            self._sync = kernel.subscribe(
+                name,
+                (*signals, PlacementShared, SharingEnded),
+                lag_ms=self._sync_ms,
+                wake_message=LoadChanged(),
+                wake_phase=WAKE_PHASE,
+            )
+            self._sync.silent = True
 
     def receive(self, message: Any, port: Port) -> Turn | RankReply | None:
         reply = self._handle(message, port)
         if self._signals is not None:
             self._signals.silent = not self.state.has_waiting
+        if self._sync is not None:
+            if self.state.has_waiting and self._sync.silent:
+                self._sync.rouse()
+            self._sync.silent = not self.state.has_waiting
         return reply
 
     def _handle(self, message: Any, port: Port) -> Turn | RankReply | None:
@@ -114,6 +150,8 @@ class RouterActor:
             decision = self.state.place(_routed(message.arrived), port.now_ms)
             return RankReply(self._published(decision, port), tuple(released))
         if kind is RequestIsOver:
+            if self._sync is not None and message.request in self.state.pool.loads:
+                port.publish(SharingEnded(request=message.request, pool=self._role.pool_name))
             released += self._publish(self.state.ended(message.request, port.now_ms), port)
             return RankReply(None, tuple(released))
         if kind is CancelRequest and self._coordinator is not None:
@@ -162,38 +200,54 @@ class RouterActor:
     def _catch_up(self, port: Port) -> list[RankChosen]:
         """Take up what became known since the last turn, in order. Returns what was released."""
         heard = [] if self._kv is None else [one for one in self._kv.drain() if one.event.role == self._role]
-        told = [] if self._signals is None else self._signals.drain()
+        told: Iterable[tuple[Known, int, bool | Booking, bool]] = ()
+        if self._signals is not None:
+            told = self._progress(self._signals.drain(), 0.0, from_peer=False)
+        if self._sync is not None:
+            news = self._progress(self._sync.drain(), self._sync_ms, from_peer=True)
+            told = heapq.merge(told, news, key=itemgetter(0))
         released: list[RankChosen] = []
         if self.feed is not None and (events := self.feed.drain()):
             # The feed wakes the router whenever something is due, so none of this became known after a signal.
             released += self._publish(self.state.observe(events, port.now_ms), port)
         start = 0
-        for record, request, is_end in self._progress(told):
+        for known, request, what, from_peer in told:
             stop = start
-            while stop < len(heard) and self._is_before(heard[stop], record):
+            # A worker publishes a pass's KV events before its tokens.
+            while stop < len(heard) and _known(heard[stop], self._lag_ms) <= known:
                 stop += 1
             released += self._observe(heard[start:stop], port)
             start = stop
-            hear = self.state.ended if is_end else self.state.first_token
-            released += self._publish(hear(request, record.time_ms), port)
+            if isinstance(what, Booking):
+                self.state.peer_placed(request, what)
+                continue
+            hear = self.state.ended if what else self.state.first_token
+            released += self._publish(hear(request, known[0], from_peer=from_peer), port)
         return released + self._observe(heard[start:], port)
 
-    def _progress(self, told: Sequence[Record]) -> Iterator[tuple[Record, int, bool]]:
-        """(record, request, whether it ends) for each request that has its first token or ends, in order.
+    def _progress(
+        self, told: Sequence[Record], lag_ms: float, *, from_peer: bool
+    ) -> Iterator[tuple[Known, int, bool | Booking, bool]]:
+        """(when, request, what, ``from_peer``), in order, for each request that has its first token or ends.
 
-        Of one pass of a rank come those that end without a token, then those that were given one, then the rejected
-        ones. A request that ends with its first token only ends.
+        ``what`` is False for a first token, True for an end, and what a peer has booked for a placement. Of one pass of
+        a rank come those that end without a token, then those that were given one, then the rejected ones. A request
+        that ends with its first token only ends.
         """
         position = 0
         while position < len(told):
             record = told[position]
             position += 1
-            event = record.event
+            event, kind, known = record.event, type(record.event), _known(record, lag_ms)
+            if kind is PlacementShared or kind is SharingEnded:
+                if event.pool == self._role.pool_name and record.source != self._name:
+                    yield known, event.request, kind is SharingEnded or _shared(event), from_peer
+                continue
             if event.role != self._role:
                 continue
-            if type(event) is not PassEnded:
-                if type(event) is not RequestEnded or event.status != RequestStatus.FAILED:
-                    yield record, event.request, type(event) is not SourceHeld
+            if kind is not PassEnded:
+                if kind is not RequestEnded or event.status != RequestStatus.FAILED:
+                    yield known, event.request, kind is not SourceHeld, from_peer
                 continue
             ends: dict[int, str] = {}
             while position < len(told) and told[position].cause == record.cause:
@@ -204,23 +258,16 @@ class RouterActor:
                 position += 1
             for request, status in ends.items():
                 if status != RequestStatus.REJECTED and request not in event.emitted:
-                    yield record, request, True
+                    yield known, request, True, from_peer
             if ends or not self.state.awaiting.isdisjoint(event.emitted):
                 for request in event.emitted:
                     if request in ends:
-                        yield record, request, True
+                        yield known, request, True, from_peer
                     elif request in self.state.awaiting:
-                        yield record, request, False
+                        yield known, request, False, from_peer
             for request, status in ends.items():
                 if status == RequestStatus.REJECTED:
-                    yield record, request, True
-
-    def _is_before(self, heard: Record, told: Record) -> bool:
-        """Whether a KV event was known when a signal came. A worker publishes a pass's KV events before its tokens."""
-        due_ms = heard.time_ms + self._lag_ms
-        if due_ms != told.time_ms:
-            return due_ms < told.time_ms
-        return self._lag_ms > 0.0 or heard.cause <= told.cause
+                    yield known, request, True, from_peer
 
     def _observe(self, heard: Sequence[Record], port: Port) -> list[RankChosen]:
         if not heard:
@@ -266,6 +313,17 @@ class RouterActor:
         if decision.why is not None:
             port.publish(weighed(decision.why, decision.request, pool, self.state.policy.name))
         port.publish(self._placed(decision))
+        if self._sync is not None:
+            booked = self.state.pool.loads.booking(request)
+            port.publish(
+                PlacementShared(
+                    request=request,
+                    pool=pool,
+                    scheduler=booked.place,
+                    prefill_tokens=booked.prefill_tokens,
+                    block_hashes=tuple(booked.hashes),
+                )
+            )
         if self.feed is not None:
             self.feed.audit(decision.request, decision.placement)
         return decision.placement
@@ -283,6 +341,14 @@ class RouterActor:
             overlap_blocks=decision.overlap_blocks,
             best_overlap_blocks=decision.best_overlap_blocks,
         )
+
+
+def _known(record: Record, lag_ms: float) -> Known:
+    return record.time_ms + lag_ms, lag_ms == 0.0, record.cause
+
+
+def _shared(event: PlacementShared) -> Booking:
+    return Booking(event.scheduler, event.prefill_tokens, event.block_hashes)
 
 
 def weighed(why: Weighing, request: RoutedRequest, pool: str, policy: str) -> PlacementWeighed:

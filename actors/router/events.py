@@ -1,4 +1,4 @@
-"""Events of a router. ``pool`` is "agg", "prefill" or "decode".
+"""Events of a router. ``pool`` is "agg", "prefill" or "decode"; which replica of several it was is the record's source.
 
 A decision is what one turn of a router publishes about one request: ``rt.why`` if its policy weighs ranks, then
 ``rt.place``, or ``rt.wait``, or ``rt.refuse``. They share request, pool, time and cause.
@@ -85,7 +85,36 @@ class RequestRefused:
     reason: str
 
 
-# The event plane, in runs with faults. A *sequence* is the number of a message, which a publisher may begin anew; a
+LOAD_SYNC_TAGS = "sync."
+"""What the tags of events of load sync begin with; only runs with it have them."""
+
+
+@event("sync.share")
+class PlacementShared:
+    """A replica tells the others what it has booked for a request that it placed.
+
+    Attributes:
+        scheduler: where the request goes; ``prefill_tokens`` wait there for it.
+        block_hashes: sequence hashes of its whole prompt blocks.
+    """
+
+    request: int
+    pool: str
+    scheduler: int
+    prefill_tokens: int
+    block_hashes: tuple[int, ...]
+
+
+@event("sync.end")
+class SharingEnded:
+    """A replica tells the others that a hand-off is over for its pool; other ends they hear from the pool's ranks."""
+
+    request: int
+    pool: str
+
+
+# The event plane, in runs with faults. ``pool`` names the router: with several replicas it is "agg/0", "agg/1" and so
+# on, each with faults drawn for itself. A *sequence* is the number of a message, which a publisher may begin anew; a
 # rank's event ids go on. ``worker`` counts within ``pool``.
 
 EVENT_PLANE_TAGS = "ep."

@@ -33,16 +33,17 @@ class RouterFeed:
     """See the module's text. A listener of KV events (``deliver``); its router drains it.
 
     Args:
+        name: of the router in events.
         plan: the faults of this router's pool, at least one.
         lag_ms: what every message takes [ms].
         pool: the router's view; what it holds is compared, never changed.
         port: the router's; it is woken with ``FeedDue`` when something is due.
     """
 
-    def __init__(self, plan: FaultPlan, lag_ms: float, pool: Pool, port: Port) -> None:
+    def __init__(self, name: str, plan: FaultPlan, lag_ms: float, pool: Pool, port: Port) -> None:
         self._recovery = plan.recovery
         self._pool = pool
-        self._name = pool.role.pool_name
+        self._name = name
         self._port = port
         self._line = Line(plan.faults, lag_ms, port.stream)
         self._resident = pool.blank()  # what an index without faults and lag would hold

@@ -17,7 +17,9 @@ from g2sim.bus.errors import InvariantViolation, ProtocolError
 
 
 @attrs.frozen(slots=True)
-class _Booking:
+class Booking:
+    """What a request counts for; ``hashes``: sequence hashes of its whole prompt blocks."""
+
     place: int
     prefill_tokens: int
     hashes: Sequence[int]
@@ -41,8 +43,8 @@ class LoadTracker:
         self.shares_blocks = shares_blocks
         self._users: list[dict[int, int]] = [{} for _ in range(places)]
         self._unshared = [0] * places
-        self._bookings: dict[int, _Booking] = {}
-        self._no_token_yet: dict[int, _Booking] = {}
+        self._bookings: dict[int, Booking] = {}
+        self._no_token_yet: dict[int, Booking] = {}
 
     def __contains__(self, request: int) -> bool:
         return request in self._bookings
@@ -51,6 +53,10 @@ class LoadTracker:
     def awaiting(self) -> KeysView[int]:
         """Booked requests without a first token."""
         return self._no_token_yet.keys()
+
+    def booking(self, request: int) -> Booking:
+        """What a booked request counts for."""
+        return self._bookings[request]
 
     def blocks(self, place: int) -> int:
         """Blocks of all requests of a place."""
@@ -78,7 +84,7 @@ class LoadTracker:
         """
         if request in self._bookings:
             raise ProtocolError(f"load tracker: request {request} is booked twice")
-        booking = self._bookings[request] = self._no_token_yet[request] = _Booking(place, prefill_tokens, hashes)
+        booking = self._bookings[request] = self._no_token_yet[request] = Booking(place, prefill_tokens, hashes)
         self.prefill_tokens[place] += prefill_tokens
         self.requests[place] += 1
         if not self.shares_blocks:

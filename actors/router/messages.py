@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.router.policy import Placement
 from g2sim.actors.traffic.request import RequestSpec
 from g2sim.actors.worker.sequence import RankRequest
+
+ROUTER_PREFIX = "router-"
+"""What names of routers begin with."""
+
+
+def router_names(role: WorkerRole, replicas: int) -> list[str]:
+    """Names of a pool's routers."""
+    name = ROUTER_PREFIX + role.pool_name
+    return [name] if replicas == 1 else [f"{name}/{replica}" for replica in range(replicas)]
+
+
+def dealt_to(replicas: Sequence[str], request: int) -> str:
+    """Which of a pool's router replicas a request belongs to: they take turns by the requests' numbers."""
+    return replicas[request % len(replicas)]
 
 
 @attrs.frozen(slots=True)

@@ -180,7 +180,10 @@ class PlacementPolicy(Protocol):
         ...
 
     def prefill_completed(self, request: int, now_ms: float) -> Iterable[Release]:
-        """A placed request has its first token (in a prefill pool: its prompt is computed)."""
+        """A placed request has its first token (in a prefill pool: its prompt is computed).
+
+        With load sync this and ``request_terminal`` also tell of requests that other replicas placed.
+        """
         ...
 
     def request_terminal(self, request: int, now_ms: float) -> Iterable[Release]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from g2sim.actors.router.loads import Booking
 from g2sim.actors.router.policy import (
     Candidate,
     KvEvent,
@@ -85,6 +86,7 @@ class RouterState:
         self.pool = pool
         self.policy = policy
         self._waiting: dict[int, _Waiting] = {}
+        self._of_peers: set[int] = set()
         self._guarded("start", None, 0.0, policy.start, pool)
         pool.loads.shares_blocks = policy.shares_blocks
 
@@ -117,14 +119,25 @@ class RouterState:
         """Requests of which ``first_token`` would be news."""
         return self.pool.loads.awaiting
 
-    def first_token(self, request: int, now_ms: float) -> list[Decision]:
-        """A request's prompt is computed. Nothing happens if that is no news."""
-        if not self.pool.loads.first_token(request):
+    def peer_placed(self, request: int, booking: Booking) -> None:
+        """Another replica placed a request."""
+        self._of_peers.add(request)
+        self.pool.loads.book(request, booking.place, booking.prefill_tokens, booking.hashes)
+
+    def first_token(self, request: int, now_ms: float, *, from_peer: bool = False) -> list[Decision]:
+        """A request's prompt is computed. Nothing happens if that is no news.
+
+        ``from_peer``: this is news of other replicas' requests, and of no others.
+        """
+        if (request in self._of_peers) is not from_peer or not self.pool.loads.first_token(request):
             return []
         return self._released("prefill_completed", request, now_ms, self.policy.prefill_completed, request)
 
-    def ended(self, request: int, now_ms: float) -> list[Decision]:
-        """A request is over. Nothing happens if it was not placed here."""
+    def ended(self, request: int, now_ms: float, *, from_peer: bool = False) -> list[Decision]:
+        """A request is over. Nothing happens if it was not placed here, or with ``from_peer`` by another replica."""
+        if (request in self._of_peers) is not from_peer:
+            return []
+        self._of_peers.discard(request)
         if not self.pool.loads.end(request):
             return []
         return self._released("request_terminal", request, now_ms, self.policy.request_terminal, request)

@@ -12,7 +12,7 @@ from g2sim.actors.host_pool.events import LoadFinished, LoadQueued, StoreLanded,
 from g2sim.actors.kv.blocks import BlockHasher
 from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE
 from g2sim.actors.phases import Phase
-from g2sim.actors.router.messages import CancelRequest, PlaceRequest
+from g2sim.actors.router.messages import CancelRequest, PlaceRequest, dealt_to
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.traffic.play_driver import PlayDriver
 from g2sim.actors.traffic.request import Cancel, LoadControl, Release, RequestStatus, TrafficDriver
@@ -55,7 +55,7 @@ class TrafficActor:
     Args:
         driver: says what is ready when.
         hasher: identifies prompt blocks for the deployment's block size.
-        front: actor that takes requests in (the router, or the hand-off coordinator).
+        fronts: actors that take requests in, in turns (the router replicas, or the hand-off coordinator).
 
     ``ends`` must be set before the run starts, to the subscription that carries the events of ended requests, and of
     what the servers still hold of them (``watched_events``).
@@ -65,14 +65,16 @@ class TrafficActor:
     ends: Subscription
     on_request: Callable[[RankRequest], None] | None = None
 
-    def __init__(self, *, driver: TrafficDriver, hasher: BlockHasher, front: str, front_phase: Phase) -> None:
+    def __init__(
+        self, *, driver: TrafficDriver, hasher: BlockHasher, fronts: Sequence[str], front_phase: Phase
+    ) -> None:
         self._driver = driver
         self._load = driver if isinstance(driver, LoadControl) else None
         self._busy: dict[int, int] = {}
         self._left_early: set[int] = set()
         self._transfers: set[tuple[str, int]] = set()
         self._hasher = hasher
-        self._front = front
+        self._fronts = tuple(fronts)
         self._front_phase = front_phase
         self._keys: dict[int, int] = {}
         self._released = 0
@@ -151,7 +153,7 @@ class TrafficActor:
 
     def cancel(self, request: int, port: Port) -> None:
         """Nobody waits for a released request any longer; ``port`` is of the actor whose turn it is."""
-        port.send(self._front, CancelRequest(request), phase=self._front_phase)
+        port.send(dealt_to(self._fronts, request), CancelRequest(request), phase=self._front_phase)
 
     def _publish(self, events: Sequence[object], port: Port) -> None:
         for event in events:
@@ -196,7 +198,8 @@ class TrafficActor:
         )
         if self.on_request is not None:
             self.on_request(given)
-        port.send(self._front, PlaceRequest(given, spec, release.arrival_ms), phase=self._front_phase)
+        arrived = PlaceRequest(given, spec, release.arrival_ms)
+        port.send(dealt_to(self._fronts, request), arrived, phase=self._front_phase)
 
     def _take_output_ids(self, count: int) -> int:
         """Consecutive ids for generated tokens; the space is used again after 2**31 tokens."""

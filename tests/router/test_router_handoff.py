@@ -29,7 +29,7 @@ def coordinator(*listening: WorkerRole) -> HandoffCoordinator:
         config=HandoffConfig(),
         block_size_tokens=4,
         workers={WorkerRole.PREFILL: ["prefill-0"], WorkerRole.DECODE: ["decode-0"]},
-        routers={WorkerRole.PREFILL: "router-prefill", WorkerRole.DECODE: "router-decode"},
+        routers={WorkerRole.PREFILL: ["router-prefill"], WorkerRole.DECODE: ["router-decode"]},
         listening=listening,
     )
 
