@@ -20,8 +20,8 @@ from g2sim.bus.events import Record
 DEFINITIONS = {
     "skew_requests_mean, skew_requests_max": "skew of a replica's view: |requests in flight at the chosen rank - those "
     "that the replica counted there| when a request is placed; null from a policy that weighs no ranks",
-    "misled": "placements at a rank that was among the emptiest in the replica's view, but not in truth, by requests in "
-    "flight at the ranks that were weighed",
+    "misled": "placements at a rank that was among the emptiest in the replica's view, but not in truth, by "
+    "requests in flight at the ranks that were weighed",
 }
 
 

@@ -92,6 +92,24 @@ def test_whatever_is_under_way_is_given_back_once(
     assert canceled > 0
 
 
+@pytest.mark.parametrize("load_sync_ms", [None, 0.0, 13.0])
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("split", [False, True], ids=["aggregated", "2P2D"])
+def test_a_cancellation_reaches_the_router_replica_that_has_the_request(
+    tmp_path: Path, split: bool, busy: bool, load_sync_ms: float | None
+) -> None:
+    path = write_play(tmp_path)
+    places: set[str] = set()
+    for cutoff_ms in (41.5, 122.3, 222.9):
+        values = timed_out(path, cutoff_ms, split=split, scope="cluster_shared", policy="dynamo_kv", busy=busy)
+        values["router"] |= {"replicas": 3, "load_sync_ms": load_sync_ms}
+        records = run_to_rest(values)
+        ends = Counter(record.event.request for record in records if isinstance(record.event, RequestEnded))
+        assert set(ends.values()) == {1}
+        places |= places_of_canceled(records)
+    assert places
+
+
 def test_requests_were_canceled_in_every_place(tmp_path: Path) -> None:
     """Queued at a router, restoring, computed, source held, destination reserved, and decoded after a hand-off."""
     path = write_play(tmp_path)
