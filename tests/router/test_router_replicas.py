@@ -232,27 +232,30 @@ def test_replicas_that_hear_of_everything_at_once_are_as_good_as_one(
         assert set(several.column("skew_requests_max", pool)) <= {0, None}
 
 
+QUEUES: Values = {"policy": "dynamo_kv", "options": {"router_queue_threshold": 0.2}}
+"""Requests wait as long as more than a fifth of a pass is believed to wait on every rank."""
+
+
 @pytest.mark.parametrize("pools", [False, True])
-@pytest.mark.parametrize("load_sync_ms", [None, 0, 3, 200])
-def test_requests_that_wait_because_of_others_are_released_when_their_end_is_heard_of(
-    tmp_path: Path, pools: bool, load_sync_ms: float | None
+def test_a_request_that_waits_is_released_by_news_that_was_under_way_before(tmp_path: Path, pools: bool) -> None:
+    """Replica 1 hears at 20 of a placement at 0, and at 30 of its first token at 10; nothing else could wake it."""
+    rows = [row(0, range(8)), row(20, range(20, 28))]
+    result = simulate(tmp_path, rows, workers=1, pools=pools, replicas=2, load_sync_ms=20, **QUEUES)
+    placed = [record for record in result.records if isinstance(record.event, RequestPlaced)]
+    first: Any = next(record for record in placed if record.event.request == 1)  # type: ignore[attr-defined]
+    assert (first.source[-2:], first.time_ms) == ("/1", 30.0)
+    assert (first.event.outcome, first.event.queued_at_ms) == ("queued", 20.0)
+    assert result.report["requests"]["completed"] == 2
+
+
+@pytest.mark.parametrize(("load_sync_ms", "waits"), [(None, False), (0, True), (3, True), (200, False)])
+def test_requests_wait_only_for_load_that_their_replica_has_heard_of(
+    tmp_path: Path, load_sync_ms: float | None, waits: bool
 ) -> None:
-    """Without anything of its own under way a replica is woken by nothing but news."""
     rows = [row(5 * k, range(20 * k, 20 * k + 8), out=3) for k in range(8)]
-    options = {"router_queue_threshold": 0.2}
-    result = simulate(
-        tmp_path,
-        rows,
-        workers=1,
-        pools=pools,
-        policy="dynamo_kv",
-        options=options,
-        replicas=8,
-        load_sync_ms=load_sync_ms,
-    )
+    result = simulate(tmp_path, rows, workers=1, replicas=8, load_sync_ms=load_sync_ms, **QUEUES)
     assert result.report["requests"]["completed"] == 8
-    queued = [event.request for event in result.of(RequestPlaced) if event.outcome == "queued"]
-    assert bool(queued) is (load_sync_ms in (0, 3))
+    assert any(event.outcome == "queued" for event in result.of(RequestPlaced)) is waits
 
 
 def test_policies_and_random_streams_are_a_replicas_own(tmp_path: Path) -> None:
