@@ -56,7 +56,7 @@ from g2sim.scenarios.events import RunFinished, RunStarted
 from g2sim.scenarios.phases import PhaseFold
 from g2sim.scenarios.plays import PlayFold
 from g2sim.scenarios.request_rows import DECODE_POOL, HANDOFF_STEPS, POOL_OF_ROLE, Admission, EndedRequest, RequestTrack
-from g2sim.scenarios.router_replicas import ReplicaFold, replicas_table
+from g2sim.scenarios.router_replicas import REPLICA_EVENTS, ReplicaFold, replicas_table
 from g2sim.scenarios.statistics import StreamedDistribution, exact_distribution, meets_sla
 
 SCHEMA = "g2sim.report/1"
@@ -423,7 +423,7 @@ class ReportFold:
     @property
     def event_types(self) -> Iterable[type[Any]]:
         """The events that a report speaks of."""
-        return self._handlers.keys()
+        return self._handlers.keys() | (set() if self._replicas is None else REPLICA_EVENTS)
 
     def apply(self, record: Record) -> None:
         """Take the next record of the log. Events that no report speaks of pass by."""

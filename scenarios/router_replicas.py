@@ -25,6 +25,10 @@ DEFINITIONS = {
 }
 
 
+REPLICA_EVENTS = frozenset({PlacementWeighed, RequestPlaced, RequestEnded, SourceReleased})
+"""What the fold needs to hear."""
+
+
 @attrs.define(slots=True)
 class _Replica:
     pool: str
