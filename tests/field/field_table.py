@@ -19,7 +19,6 @@ NOT_SHOWN = {
     42: "there is no such counter; that no figure divides by a time of zero is F77",
     48: "there is no clear of caches in a run, so none can meet a transfer",
     57: "workers neither leave nor join during a run; there is nothing to flap",
-    62: "a pool has one router; there are no replicas",
 }
 """Cases without a test, and why."""
 
