@@ -297,6 +297,7 @@ class HandoffCoordinator:
             yield from self._go_on(reply.released, port)
         if not handoff.held and handoff.source is not None:
             yield Ask(self._workers[WorkerRole.PREFILL][handoff.source.worker], CancelOnWorker(request))
+            yield from self._tell_over(WorkerRole.PREFILL, handoff, port)
         elif handoff.held:
             for role, placement in ((WorkerRole.DECODE, handoff.destination), (WorkerRole.PREFILL, handoff.source)):
                 if placement is not None:

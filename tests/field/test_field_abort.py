@@ -93,3 +93,28 @@ def test_a_cancellation_at_any_time_of_a_hand_off_gives_everything_back(delay_ms
         assert (await cluster.submit(list(range(6)), output_tokens=4).end())["terminal_status"] == "completed"
 
     play(scenario, prefill=worker(gpu_blocks=16, host=host(64)), decode=worker(gpu_blocks=16, host=host(64)))
+
+
+@pytest.mark.parametrize("delay_ms", [0.5, 5.0, 20.0, 60.0])
+def test_a_canceled_request_is_no_load_for_any_router(delay_ms: float) -> None:
+    """In its queue, in a pass, during the hand-off, or while it decodes."""
+
+    async def scenario(cluster: Any) -> None:
+        cluster.submit(list(range(12)), output_tokens=4)
+        request = cluster.submit(list(range(20, 32)), output_tokens=40)
+        await cluster.sleep(delay_ms)
+        request.cancel()
+        await cluster.idle()
+        await cluster.sleep(100.0)
+        kernel = cluster._cluster.kernel
+        for name in ("router-prefill", "router-decode"):
+            await cluster.submit([99], output_tokens=1).end()
+            loads = kernel.slot(name).actor.state.pool.loads
+            assert request.number not in loads, name
+
+    role = worker(gpu_blocks=32, prefill_ms=10.0, max_sequences=1, max_batched_tokens=16)
+    workers = {"prefill": role, "decode": role}
+    values = {"name": "abort", "engine": {"mode": "disaggregated", "workers": workers}}
+    values["router"] = {"policy": "least_loaded"}
+    scenario_of = scripted_scenario(values, Path(__file__))
+    run_scenario(scenario_of, None, verify=True, script=Script(scenario, "abort.py"))
