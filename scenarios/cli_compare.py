@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,6 @@ from g2sim.bus.errors import ConfigError
 
 if TYPE_CHECKING:
     from g2sim.scenarios.compare import Comparison
-
-_BAR = 24
 
 
 @click.command()
@@ -52,6 +49,7 @@ def compare(
     """
     from g2sim.scenarios.compare import compare as run_all
     from g2sim.scenarios.compare_picture import render_picture
+    from g2sim.scenarios.processes import ProgressBar
 
     if picture is not None:
         if picture.suffix != ".svg":
@@ -60,7 +58,7 @@ def compare(
             raise ConfigError("--picture", problem=f"{picture} exists", hint="--overwrite replaces it")
         if not picture.absolute().parent.is_dir():
             raise ConfigError("--picture", problem=f"no such folder: {picture.parent}")
-    progress = None if quiet else _Bar()
+    progress = None if quiet else ProgressBar()
     try:
         told = run_all(file, policies, seeds=seeds, jobs=jobs, progress=progress)
     finally:
@@ -69,24 +67,6 @@ def compare(
     if picture is not None:
         _write(picture, render_picture(told))
     click.echo(json.dumps(told.plain(), sort_keys=True, indent=1, allow_nan=False) if as_json else _tables(told))
-
-
-class _Bar:
-    """How many runs are done, on stderr: one line that is rewritten on a terminal, a line a run elsewhere."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._shown = False
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        full = _BAR * done // total
-        text = f"[{'#' * full}{'.' * (_BAR - full)}] {done}/{total} runs: {what}"
-        click.echo(f"\r{text}\x1b[K" if self._terminal else text, nl=not self._terminal, err=True)
-        self._shown = self._terminal
-
-    def done(self) -> None:
-        if self._shown:
-            click.echo(err=True)
 
 
 def _write(path: Path, text: str) -> None:

@@ -6,12 +6,8 @@ Owns: which figures are compared and what the differences mean. Refuses to know:
 from __future__ import annotations
 
 import math
-import signal
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import active_children, get_context
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ import attrs
 from g2sim.bus.errors import ConfigError, SimError
 from g2sim.scenarios.placement_audit import PlacementAudit
 from g2sim.scenarios.policy_source import parse_choice, with_policy
+from g2sim.scenarios.processes import Progress, outcomes
 from g2sim.scenarios.report import Report
 from g2sim.scenarios.request_rows import DECODE_POOL
 from g2sim.scenarios.run import program_version, run_scenario
@@ -148,10 +145,6 @@ class Comparison:
         }
 
 
-Progress = Callable[[int, int, str], None]
-"""Called after every run with: runs done, runs in all, what was run."""
-
-
 def compare(
     path: Path, policies: Sequence[str], *, seeds: int = 1, jobs: int = 1, progress: Progress | None = None
 ) -> Comparison:
@@ -172,15 +165,15 @@ def compare(
     numbers = tuple(scenario.seed + k for k in range(seeds))
     tasks = [(str(path), policy, k) for k in range(seeds) for policy in policies]
     runs = []
-    for task, outcome in zip(tasks, _outcomes(tasks, jobs), strict=True):
-        seed = numbers[task[2]]
+    for idx, outcome in outcomes(_run, tasks, jobs):
+        _, policy, k = tasks[idx]
         if isinstance(outcome, str):
             error = SimError(outcome)
-            error.add_note(f"in the run under {task[1]} with seed {seed}")
+            error.add_note(f"in the run under {policy} with seed {numbers[k]}")
             raise error
-        runs.append(Run(task[1], seed, outcome))
+        runs.append(Run(policy, numbers[k], outcome))
         if progress is not None:
-            progress(len(runs), len(tasks), f"{task[1]}, seed {seed}")
+            progress(len(runs), len(tasks), f"{policy}, seed {numbers[k]}")
     return Comparison(scenario=scenario.name, policies=tuple(policies), seeds=numbers, runs=tuple(runs))
 
 
@@ -200,38 +193,21 @@ def _chosen(scenario: Scenario, policy: str) -> Scenario:
     return scenario if own else with_policy(scenario, parse_choice(policy))
 
 
-def _outcomes(tasks: Sequence[tuple[str, str, int]], jobs: int) -> Iterator[dict[str, float | None] | str]:
-    if jobs == 1:
-        yield from map(_run, tasks)
-        return
-    # Spawned, so that a process begins as a fresh one does, whatever the parent has loaded.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts) as pool:
-        try:
-            for future in [pool.submit(_run, task) for task in tasks]:
-                yield future.result()
-        except BrokenProcessPool:
-            raise SimError("a process that ran a scenario was killed; fewer --jobs need less memory") from None
-        finally:
-            # Runs under way are of no use any more. Futures are not cancelled: a pool that breaks trips on those.
-            for child in active_children():
-                child.terminate()
-
-
-def _leave_interrupts() -> None:
-    """Ctrl-C reaches every process of a terminal; the parent ends the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _run(task: tuple[str, str, int]) -> dict[str, float | None] | str:
     """The figures of one run, or what its error says (errors do not travel between processes)."""
     path, policy, shift = task
     scenario = seeded(_chosen(load_scenario(Path(path)), policy), shift)
-    audit = PlacementAudit(scenario.deployment)
     try:
-        result = run_scenario(scenario, None, on_record=audit.on_record, on_request=audit.on_request)
+        return audited_run(scenario)[1]
     except SimError as error:
         return str(error)
-    return figures(result.report, audit)
+
+
+def audited_run(scenario: Scenario) -> tuple[Report, dict[str, float | None]]:
+    """The report of a run that writes nothing, and its figures (metric -> value). Raises: as ``run_scenario``."""
+    audit = PlacementAudit(scenario.deployment)
+    result = run_scenario(scenario, None, on_record=audit.on_record, on_request=audit.on_request)
+    return result.report, figures(result.report, audit)
 
 
 def figures(report: Report, audit: PlacementAudit) -> dict[str, float | None]:

@@ -1,9 +1,6 @@
 """A comparison as one SVG picture.
 
 Owns: what is drawn and where. Refuses to know: how figures come about.
-
-Written by hand, without a plotting library: six panels of bars, ranges and intervals need lines, rectangles and text,
-and the same comparison gives the same bytes.
 """
 
 from __future__ import annotations
@@ -13,12 +10,10 @@ from collections.abc import Callable, Sequence
 from xml.sax.saxutils import escape
 
 from g2sim.scenarios.compare import Comparison, half_width
+from g2sim.scenarios.svg import BLUE, FAINT, GREEN, GREY, INK, ORANGE, document, dot, line, text, tick_step
 
 _WIDTH, _PANEL, _LABELS, _RIGHT = 1080, 540, 150, 30
 _ROW, _TITLE, _AXIS, _GAP, _HEAD = 24, 42, 26, 16, 42
-_TICKS = 4
-_INK, _FAINT = "#222", "#ddd"
-_BLUE, _GREEN, _GREY, _ORANGE = "#0072b2", "#009e73", "#c4c4c4", "#d55e00"
 
 Drawing = list[str]
 
@@ -35,24 +30,24 @@ class _Panel:
         self, left: float, top: float, title: str, rows: Sequence[str], low: float, high: float, note: str = ""
     ) -> None:
         self.out: Drawing = [
-            _text(left + 12, top + 17, title, size=13, bold=True),
-            _text(left + 12, top + 33, note, size=10),
+            text(left + 12, top + 17, title, size=13, bold=True),
+            text(left + 12, top + 33, note, size=10),
         ]
         self._rows = len(rows)
         self._left, self._top = left + _LABELS, top + _TITLE
         self._span = _PANEL - _LABELS - _RIGHT
         if high <= low:
             high = low + 1.0
-        step = _step(high - low)
+        step = tick_step(high - low)
         self._low, self._high = math.floor(low / step) * step, math.ceil(high / step) * step
         bottom = self._top + self._rows * _ROW
         for k in range(round((self._high - self._low) / step) + 1):
             value = self._low + k * step
             x = self.x(value)
-            self.out.append(_line(x, self._top, x, bottom, _INK if value == 0 else _FAINT))
-            self.out.append(_text(x, bottom + 15, f"{round(value, 9):g}", size=10, anchor="middle"))
+            self.out.append(line(x, self._top, x, bottom, INK if value == 0 else FAINT))
+            self.out.append(text(x, bottom + 15, f"{round(value, 9):g}", size=10, anchor="middle"))
         for row, label in enumerate(rows):
-            self.out.append(_text(self._left - 8, self.y(row) + 4, _short(label), size=11, anchor="end", title=label))
+            self.out.append(text(self._left - 8, self.y(row) + 4, _short(label), size=11, anchor="end", title=label))
 
     def x(self, value: float) -> float:
         return self._left + (value - self._low) / (self._high - self._low) * self._span
@@ -69,18 +64,15 @@ class _Panel:
         )
 
     def dot(self, row: int, value: float, colour: str, what: str) -> None:
-        self.out.append(
-            f'<circle cx="{self.x(value):.2f}" cy="{self.y(row):.2f}" r="4.5" fill="{colour}" stroke="{_INK}">'
-            f"<title>{escape(what)}</title></circle>"
-        )
+        self.out.append(dot(self.x(value), self.y(row), colour, what))
 
     def range(self, row: int, start: float, stop: float) -> None:
-        self.out.append(_line(self.x(start), self.y(row), self.x(stop), self.y(row), _INK, width=1.5))
+        self.out.append(line(self.x(start), self.y(row), self.x(stop), self.y(row), INK, width=1.5))
 
     def mark(self, row: int, value: float, colour: str, *, dashed: bool = False) -> None:
         """A short upright line."""
         x = self.x(value)
-        self.out.append(_line(x, self.y(row) - 11, x, self.y(row) + 11, colour, width=2.5, dashed=dashed))
+        self.out.append(line(x, self.y(row) - 11, x, self.y(row) + 11, colour, width=2.5, dashed=dashed))
 
 
 def render_picture(told: Comparison) -> str:
@@ -95,20 +87,16 @@ def render_picture(told: Comparison) -> str:
         lambda x, y: _bars(told, x, y, "overlap regret [blocks a request]", "regret_blocks", 0.0),
     ]
     seeds = f"{len(told.seeds)} seeds from {told.seeds[0]}" if len(told.seeds) > 1 else f"seed {told.seeds[0]}"
-    out = [_text(12, 26, f"{told.scenario}: placement policies, {seeds}", size=16, bold=True)]
+    out = [text(12, 26, f"{told.scenario}: placement policies, {seeds}", size=16, bold=True)]
     for place, panel in enumerate(drawn):
         out += panel(place % 2 * _PANEL, _HEAD + place // 2 * height)
     total = _HEAD + (len(drawn) + 1) // 2 * height
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{total}" viewBox="0 0 {_WIDTH} {total}" '
-        f'font-family="sans-serif"><rect width="{_WIDTH}" height="{total}" fill="white"/>'
-    )
-    return "\n".join([head, *out, "</svg>"]) + "\n"
+    return document(_WIDTH, total, out)
 
 
 def _latencies(told: Comparison, left: float, top: float, title: str, metric: str) -> Drawing:
     """p50, p90 and p99, means of the seeds."""
-    columns = (("median", "p50", _BLUE), ("p90", "p90", _GREEN), ("p99", "p99", _ORANGE))
+    columns = (("median", "p50", BLUE), ("p90", "p90", GREEN), ("p99", "p99", ORANGE))
     values = [[told.mean(policy, f"{column}_{metric}_ms") for column, _, _ in columns] for policy in told.policies]
     high = max((value for row in values for value in row if value is not None), default=1.0)
     panel = _Panel(left, top, f"{title} [ms]", told.policies, 0.0, high, "p50 blue, p90 green, p99 orange")
@@ -128,15 +116,15 @@ def _latencies(told: Comparison, left: float, top: float, title: str, metric: st
 def _hits(told: Comparison, left: float, top: float) -> Drawing:
     note = "G1 blue, G2 green, computed grey; black line: best placement, orange: unlimited cache"
     panel = _Panel(left, top, "where prompt tokens come from [%]", told.policies, 0.0, 100.0, note)
-    parts = (("g1_share", "G1", _BLUE), ("g2_share", "G2", _GREEN), ("computed_share", "computed", _GREY))
+    parts = (("g1_share", "G1", BLUE), ("g2_share", "G2", GREEN), ("computed_share", "computed", GREY))
     for row, policy in enumerate(told.policies):
         start = 0.0
         for metric, name, colour in parts:
             share = told.mean(policy, metric) or 0.0
             panel.bar(row, start, start + share, colour, f"{name} {share:.2f} %")
             start += share
-        panel.mark(row, told.mean(policy, "hit_rate_best") or 0.0, _INK)
-        panel.mark(row, told.mean(policy, "hit_rate_unlimited") or 0.0, _ORANGE, dashed=True)
+        panel.mark(row, told.mean(policy, "hit_rate_best") or 0.0, INK)
+        panel.mark(row, told.mean(policy, "hit_rate_unlimited") or 0.0, ORANGE, dashed=True)
     return panel.out
 
 
@@ -150,7 +138,7 @@ def _bars(told: Comparison, left: float, top: float, title: str, metric: str, le
     panel = _Panel(left, top, title, told.policies, 0.0, high)
     for row, (mean, width) in enumerate(zip(means, widths, strict=True)):
         if mean is not None:
-            panel.bar(row, 0.0, mean, _BLUE, f"{mean:.3f}")
+            panel.bar(row, 0.0, mean, BLUE, f"{mean:.3f}")
             if width:
                 panel.range(row, max(0.0, mean - width), mean + width)
     return panel.out
@@ -169,32 +157,9 @@ def _differences(told: Comparison, left: float, top: float) -> Drawing:
         if gap is not None and row:
             if gap.half_width:
                 panel.range(row, gap.mean - gap.half_width, gap.mean + gap.half_width)
-            panel.dot(row, gap.mean, _ORANGE if gap.mean > 0 else _GREEN, f"{gap.mean:.3f} ms")
+            panel.dot(row, gap.mean, ORANGE if gap.mean > 0 else GREEN, f"{gap.mean:.3f} ms")
     return panel.out
 
 
 def _short(label: str) -> str:
     return label if len(label) <= 22 else f"{label[:20]}\u2026"
-
-
-def _step(span: float) -> float:
-    """A round distance of ticks: 1, 2 or 5 times a power of ten, about ``_TICKS`` of them."""
-    power: float = 10.0 ** math.floor(math.log10(span / _TICKS))
-    return power * next(factor for factor in (1, 2, 5, 10) if factor * power >= span / _TICKS * 0.999)
-
-
-def _text(
-    x: float, y: float, text: str, *, size: int, anchor: str = "start", bold: bool = False, title: str = ""
-) -> str:
-    weight = ' font-weight="bold"' if bold else ""
-    full = f"<title>{escape(title)}</title>" if title else ""
-    return (
-        f'<text x="{x:.2f}" y="{y:.2f}" font-size="{size}" text-anchor="{anchor}" fill="{_INK}"{weight}>'
-        f"{full}{escape(text)}</text>"
-    )
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, *, width: float = 1, dashed: bool = False) -> str:
-    dash = ' stroke-dasharray="3 2"' if dashed else ""
-    ends = f'x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="{width}"{dash}/>'

@@ -21,7 +21,7 @@ from g2sim.scenarios.run_folder import log_file
 from g2sim.scenarios.schema import Scenario, from_file
 from g2sim.scenarios.yaml_source import Document, read_file
 
-_FIXED_KEYS = ("name", "variants", "expect")
+FIXED_KEYS = ("name", "variants", "expect")
 _VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")
 
 
@@ -83,7 +83,7 @@ def _variant(document: Document, path: Path, base: Scenario, name: str) -> Scena
         raise document.error(place, problem="not a name for a variant", got=name, allowed=allowed)
     changes = document.values["variants"][name]
     for key in changes:
-        if key.partition(".")[0] in _FIXED_KEYS:
+        if key.partition(".")[0] in FIXED_KEYS:
             raise document.error((*place, key), problem="is the same for all variants", hint="leave it out")
     scenario = from_file(document.overridden(changes, place), path)
     return attrs.evolve(scenario, name=f"{base.name}-{name}")
