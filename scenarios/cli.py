@@ -32,6 +32,8 @@ COMMANDS = {
     "diff": "g2sim.scenarios.cli_travel",
     "export": "g2sim.scenarios.cli_travel",
     "compare": "g2sim.scenarios.cli_compare",
+    "sweep": "g2sim.scenarios.cli_sweep",
+    "curve": "g2sim.scenarios.cli_sweep",
     "explain": "g2sim.scenarios.cli_explain",
     "policy": "g2sim.scenarios.cli_policy",
     "validate": "g2sim.scenarios.cli_streams",

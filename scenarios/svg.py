@@ -48,4 +48,5 @@ def line(x1: float, y1: float, x2: float, y2: float, colour: str, *, width: floa
 
 def dot(x: float, y: float, colour: str, what: str) -> str:
     """A circle; ``what`` shows when the pointer is over it."""
-    return f'<circle cx="{x:.2f}" cy="{y:.2f}" r="4.5" fill="{colour}" stroke="{INK}"><title>{escape(what)}</title></circle>'
+    at = f'cx="{x:.2f}" cy="{y:.2f}" r="4.5"'
+    return f'<circle {at} fill="{colour}" stroke="{INK}"><title>{escape(what)}</title></circle>'

@@ -1,0 +1,214 @@
+"""The commands that run a scenario at many points: sweeps over its fields, and curves over cache sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+import click
+
+from g2sim.bus.errors import ConfigError, SimError
+
+if TYPE_CHECKING:
+    from g2sim.scenarios.processes import Progress
+    from g2sim.scenarios.sweep import Sweep
+
+_BLOCKS = re.compile(r"([0-9]{1,12})([kM]?)")
+_UNITS = {"": 1, "k": 1000, "M": 1_000_000}
+_TABLE = (
+    "g1_share",
+    "g2_share",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "mean_e2e_latency_ms",
+    "output_throughput_tok_s",
+    "goodput_rps",
+)
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _shared_options(command: _Command) -> _Command:
+    for option in (
+        click.option("--quiet", is_flag=True, help="Print nothing on stderr but errors."),
+        click.option("--overwrite", is_flag=True, help="Replace files that exist."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table."),
+        click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE", help="Also write all rows."),
+        click.option(
+            "--out",
+            type=click.Path(path_type=Path),
+            metavar="DIR",
+            help="Keep finished points there; those that are there already are not run again.",
+        ),
+        click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes at a time."),
+        click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each point."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    required=True,
+    metavar="PATH=VALUE,...",
+    help="A dotted path of the scenario and its values, as in a YAML list; repeat it for every combination.",
+)
+@_shared_options
+def sweep(
+    file: Path,
+    settings: tuple[str, ...],
+    seeds: int,
+    jobs: int,
+    out: Path | None,
+    csv_path: Path | None,
+    as_json: bool,
+    overwrite: bool,
+    quiet: bool,
+) -> None:
+    """Run the scenario in FILE with every combination of values of some of its fields.
+
+    Prints a row a run. One that fails is a row with its error, and makes the exit code 1.
+
+    Example: g2sim sweep scenarios/library/agentx-g2-shared.yaml --set router.policy=round_robin,dynamo_kv
+    """
+    from g2sim.scenarios.sweep import read_settings
+    from g2sim.scenarios.sweep import sweep as run_all
+
+    axes = read_settings(settings)
+    with _new_file(csv_path, overwrite, "--csv") as table:
+        with _progress(quiet) as progress:
+            found = run_all(file, axes, seeds=seeds, jobs=jobs, folder=out, progress=progress)
+        if table is not None:
+            found.write_csv(table)
+    _tell(found, as_json, quiet)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--host-blocks", required=True, metavar="N,...", help="Capacities of a host pool (G2); 0: none. 2k is 2000."
+)
+@click.option("--gpu-blocks", metavar="N,...", help="Capacities of a rank's GPU cache (G1) [default: the scenario's].")
+@_shared_options
+@click.option("--picture", type=click.Path(path_type=Path), metavar="FILE.svg", help="Also draw it.")
+def curve(
+    file: Path,
+    host_blocks: str,
+    gpu_blocks: str | None,
+    seeds: int,
+    jobs: int,
+    out: Path | None,
+    csv_path: Path | None,
+    as_json: bool,
+    picture: Path | None,
+    overwrite: bool,
+    quiet: bool,
+) -> None:
+    """Run the scenario in FILE with several sizes of its caches: what a larger G1 or G2 is worth.
+
+    Prints cache hits by tier and latencies. The scenario must have a host tier.
+
+    Example: g2sim curve scenarios/library/chats-private-g2.yaml --host-blocks 0,512,1k,2k --picture curve.svg
+    """
+    from g2sim.scenarios.curve import MAX_LINES, render_curve
+    from g2sim.scenarios.curve import curve as run_all
+
+    if picture is not None and picture.suffix != ".svg":
+        raise ConfigError("--picture", got=str(picture), allowed="a file name that ends in .svg")
+    host = _blocks("--host-blocks", host_blocks, 0)
+    gpu = None if gpu_blocks is None else _blocks("--gpu-blocks", gpu_blocks, 1)
+    if picture is not None and gpu is not None and len(gpu) > MAX_LINES:
+        raise ConfigError("--gpu-blocks", problem="too many for one picture", allowed=f"at most {MAX_LINES} of them")
+    with _new_file(csv_path, overwrite, "--csv") as table, _new_file(picture, overwrite, "--picture") as drawing:
+        with _progress(quiet) as progress:
+            found = run_all(file, host, gpu, seeds=seeds, jobs=jobs, folder=out, progress=progress)
+        if table is not None:
+            found.write_csv(table)
+        if drawing is not None:
+            drawing.write(render_curve(found))
+    _tell(found, as_json, quiet)
+
+
+def _blocks(option: str, text: str, least: int) -> list[int]:
+    """Capacities, smallest first. Raises: ConfigError."""
+    matches = [_BLOCKS.fullmatch(part.strip()) for part in text.split(",")]
+    sizes = sorted(int(match[1]) * _UNITS[match[2]] for match in matches if match is not None)
+    if None in matches or sizes[0] < least:
+        allowed = f"numbers of blocks from {least} on, with commas between them; k is 1000 and M a million"
+        raise ConfigError(option, got=text, allowed=allowed)
+    if len(set(sizes)) < len(sizes):
+        raise ConfigError(option, problem="two of the sizes are the same", got=text)
+    return sizes
+
+
+@contextlib.contextmanager
+def _new_file(path: Path | None, overwrite: bool, option: str) -> Iterator[TextIO | None]:
+    """A file that is begun before anything runs, so that one that cannot be written is refused early."""
+    from g2sim.scenarios.output_file import new_text_file
+
+    if path is None:
+        yield None
+        return
+    with new_text_file(path, overwrite=overwrite, option=option) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Progress | None]:
+    from g2sim.scenarios.processes import ProgressBar
+
+    bar = None if quiet else ProgressBar()
+    try:
+        yield bar
+    finally:
+        if bar is not None:
+            bar.done()
+
+
+def _tell(found: Sweep, as_json: bool, quiet: bool) -> None:
+    """Prints the rows. Raises: SimError if one of them failed."""
+    if found.kept and not quiet:
+        click.echo(f"{found.kept} of {len(found.rows)} points were there already", err=True)
+    click.echo(json.dumps(found.plain(), sort_keys=True, indent=1, allow_nan=False) if as_json else _table(found))
+    if failed := found.failed:
+        from g2sim.scenarios.sweep import told
+
+        error = SimError(f"{len(failed)} of {len(found.rows)} points failed")
+        for row in failed[:5]:
+            error.add_note(f"{told(row.labels, row.seed)}: {row.error}")
+        if len(failed) > 5:
+            error.add_note("...")
+        raise error
+
+
+def _table(found: Sweep) -> str:
+    from tabulate import tabulate
+
+    from g2sim.scenarios.sweep import METRICS, cell
+
+    metrics = {metric.name: metric for metric in METRICS}
+    shown = [name for name in _TABLE if any((row.values or {}).get(name) is not None for row in found.rows)]
+    short = [column.rpartition(".")[2] for column in found.axes]
+    columns = short if len(set(short)) == len(short) else list(found.axes)
+    heads = [*columns, "seed", *(f"{metrics[name].label} [{metrics[name].unit}]" for name in shown)]
+    rows = [
+        [*map(cell, row.labels.values()), str(row.seed), *(_figure(row.values, name) for name in shown)]
+        for row in found.rows
+    ]
+    right = ["right"] * len(heads)
+    return f"{found.scenario}\n\n{tabulate(rows, headers=heads, colalign=right, disable_numparse=True)}"
+
+
+def _figure(values: Any, name: str) -> str:
+    if values is None:
+        return "failed"
+    return "-" if values[name] is None else f"{values[name]:.3f}"

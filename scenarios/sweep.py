@@ -1,0 +1,315 @@
+"""A scenario run at many points: other values at some of its fields, and other seeds.
+
+Owns: which points there are, what a row of figures holds, and how finished points are kept and found again.
+Refuses to know: the terminal, and what the fields mean.
+
+A point is kept as a file named after all that decides its figures: the values of the scenario with the changes, the
+seed, the contents of the files that it names, and the version of the program. A change to any of these makes it another
+point. Not looked at: the code of installed placement policies, and the version of the performance model.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import attrs
+
+from g2sim.bus.errors import ConfigError, SimError
+from g2sim.scenarios.compare import METRICS as COMPARED
+from g2sim.scenarios.compare import Metric, audited_run, seeded
+from g2sim.scenarios.output_file import new_text_file
+from g2sim.scenarios.processes import Progress, outcomes
+from g2sim.scenarios.run import program_version
+from g2sim.scenarios.schema import Scenario, from_file
+from g2sim.scenarios.suite import FIXED_KEYS
+from g2sim.scenarios.yaml_source import Document, read_file, read_yaml
+
+SCHEMA = "g2sim.sweep/1"
+POINT_SCHEMA = "g2sim.sweep-point/1"
+MAX_POINTS = 10_000
+
+_RATES = (
+    Metric("request_throughput_rps", "throughput", "requests/s", "higher"),
+    Metric("output_throughput_tok_s", "output", "tokens/s", "higher"),
+    Metric("total_throughput_tok_s", "all tokens", "tokens/s", "higher"),
+)
+METRICS = (*COMPARED, *_RATES)
+"""Figures of a row. Those of ``compare`` are explained there, the rates in ``definitions`` of a report."""
+
+Figures = dict[str, float | None]
+
+
+@attrs.frozen
+class Point:
+    """One run of a sweep.
+
+    Attributes:
+        labels: what the point is called by: column -> value.
+        changes: dotted path of the scenario -> value in place of the file's.
+        shift: how far all seeds are moved on from the scenario's.
+    """
+
+    labels: Mapping[str, Any]
+    changes: Mapping[str, Any]
+    shift: int
+
+
+@attrs.frozen
+class Row:
+    """What became of a point: metric -> value (None where there is nothing to measure), or the error that ended it."""
+
+    labels: Mapping[str, Any]
+    seed: int
+    values: Mapping[str, float | None] | None
+    error: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Sweep:
+    """Rows in the order of their points.
+
+    Attributes:
+        axes: column -> its values.
+        kept: how many of the rows were found in the folder.
+    """
+
+    scenario: str
+    axes: Mapping[str, Sequence[Any]]
+    rows: tuple[Row, ...]
+    kept: int = 0
+
+    @property
+    def failed(self) -> list[Row]:
+        return [row for row in self.rows if row.values is None]
+
+    def plain(self) -> dict[str, Any]:
+        """As plain JSON values; does not depend on which rows were kept from an earlier sweep."""
+        return {
+            "schema": SCHEMA,
+            "program": "g2sim",
+            "version": program_version(),
+            "scenario": self.scenario,
+            "axes": {column: list(values) for column, values in self.axes.items()},
+            "metrics": {metric.name: attrs.asdict(metric) for metric in METRICS},
+            "rows": [attrs.asdict(row) for row in self.rows],
+        }
+
+    def write_csv(self, file: TextIO) -> None:
+        """A header, then a line a row; empty where there is nothing to measure."""
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow([*self.axes, "seed", *(metric.name for metric in METRICS), "error"])
+        for row in self.rows:
+            values = row.values or {}
+            figures = [values.get(metric.name) for metric in METRICS]
+            table.writerow([*map(cell, row.labels.values()), row.seed, *figures, row.error])
+
+
+def cell(value: Any) -> str:
+    """A value of a scenario in one cell of a table: text as it is, all else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def read_settings(settings: Sequence[str]) -> dict[str, list[Any]]:
+    """Dotted path -> values, from PATH=VALUE,VALUE... texts; the values are written as in a YAML list.
+
+    Raises: ConfigError.
+    """
+    axes: dict[str, list[Any]] = {}
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        path = path.strip()
+        if not equals or not all(path.split(".")):
+            raise ConfigError("--set", got=setting, allowed="PATH=VALUE,VALUE... with a dotted path of the scenario")
+        option = f"--set {path}"
+        if path in axes:
+            raise ConfigError(option, problem="given twice", hint="give all values to one --set")
+        if (inside := next((other for other in axes if _overlap(path, other)), None)) is not None:
+            raise ConfigError(option, problem=f"one of it and {inside} is inside the other")
+        if path.partition(".")[0] in (*FIXED_KEYS, "why"):
+            raise ConfigError(option, problem="does not change what a run does")
+        if path == "seed":
+            raise ConfigError(option, problem="is not for --set", hint="--seeds runs every point with several seeds")
+        read = read_yaml(f"values: [{text}]", option).values
+        values = read["values"]
+        if len(read) > 1 or not isinstance(values, list) or not values:
+            raise ConfigError(option, got=text, allowed="values with commas between them, as in a YAML list")
+        try:
+            distinct = {json.dumps(value, sort_keys=True, allow_nan=False) for value in values}
+        except ValueError:
+            raise ConfigError(option, problem="numbers must be finite", got=text) from None
+        if len(distinct) < len(values):
+            raise ConfigError(option, problem="two of the values are the same", got=text)
+        axes[path] = values
+    return axes
+
+
+def _overlap(path: str, other: str) -> bool:
+    return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
+
+
+def sweep(
+    path: Path,
+    axes: Mapping[str, Sequence[Any]],
+    *,
+    seeds: int = 1,
+    jobs: int = 1,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Run a scenario with every combination of values (dotted path -> values); the last path and the seed turn fastest.
+
+    Arguments, errors: as ``run_points``.
+    """
+    count = seeds
+    for values in axes.values():
+        count *= len(values)
+    if count > MAX_POINTS:
+        raise ConfigError("--set", problem="too many points", got=count, allowed=f"at most {MAX_POINTS}")
+    combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    points = [Point(changes, changes, shift) for changes in combinations for shift in range(seeds)]
+    return run_points(path, axes, points, jobs=jobs, folder=folder, progress=progress)
+
+
+def run_points(
+    path: Path,
+    axes: Mapping[str, Sequence[Any]],
+    points: Sequence[Point],
+    *,
+    jobs: int = 1,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Run a scenario at each point. A point that fails is a row with its error, and the others go on.
+
+    Args:
+        jobs: processes that run at a time; the rows do not depend on it.
+        folder: where finished points are kept; those that are there are not run again. Failed ones are.
+    Raises: ConfigError if the scenario cannot be read, is wrong at every point (the first one's error), or ``folder``
+        cannot be used; SimError if a process is killed.
+    """
+    document = read_file(path)
+    first = _first_good(document, path, points)
+    rows: dict[int, Row] = {}
+
+    def settle(idx: int, values: Figures | None, error: str | None = None) -> None:
+        rows[idx] = Row(points[idx].labels, first.seed + points[idx].shift, values, error)
+
+    files: dict[int, Path] = {}
+    if folder is not None:
+        _make(folder)
+        digests: dict[Path, str] = {}
+        files = {idx: folder / f"{_key(document, path, point, digests)}.json" for idx, point in enumerate(points)}
+        for idx, file in files.items():
+            if (values := _kept(file)) is not None:
+                settle(idx, values)
+    missing = [idx for idx in range(len(points)) if idx not in rows]
+    kept = len(rows)
+    tasks = [(document, path, points[idx]) for idx in missing]
+    for place, outcome in outcomes(_run, tasks, jobs, as_they_come=True):
+        idx = missing[place]
+        if isinstance(outcome, str):
+            settle(idx, None, outcome)
+        else:
+            if folder is not None:
+                _keep(files[idx], points[idx], first.seed + points[idx].shift, outcome)
+            settle(idx, outcome)
+        if progress is not None:
+            what = told(points[idx].labels, rows[idx].seed)
+            progress(len(rows) - kept, len(missing), what if rows[idx].error is None else f"{what}: failed")
+    return Sweep(scenario=first.name, axes=axes, rows=tuple(rows[idx] for idx in range(len(points))), kept=kept)
+
+
+def told(labels: Mapping[str, Any], seed: int) -> str:
+    """A point in words."""
+    return ", ".join([*(f"{label}={cell(value)}" for label, value in labels.items()), f"seed {seed}"])
+
+
+def _at(document: Document, path: Path, point: Point) -> Scenario:
+    return seeded(from_file(document.overridden(point.changes, ("--set",)), path), point.shift)
+
+
+def _first_good(document: Document, path: Path, points: Sequence[Point]) -> Scenario:
+    """The scenario, not shifted, of the first point at which it is right: a misspelt path is wrong at every one."""
+    first: ConfigError | None = None
+    for point in points:
+        try:
+            return _at(document, path, attrs.evolve(point, shift=0))
+        except ConfigError as error:
+            if first is None:
+                first = error
+                first.add_note("with " + ", ".join(f"{key}={cell(value)}" for key, value in point.changes.items()))
+    assert first is not None, "a sweep has points"
+    raise first
+
+
+def _run(task: tuple[Document, Path, Point]) -> Figures | str:
+    """The figures of one point, or what its error says (errors do not travel between processes)."""
+    try:
+        report, values = audited_run(_at(*task))
+    except SimError as error:
+        return str(error)
+    return values | {rate.name: report["summary"][rate.name] for rate in _RATES}
+
+
+# -- finished points
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        problem = f"cannot be used as a folder ({error.strerror})"
+        raise ConfigError("--out", problem=problem, got=str(folder)) from None
+
+
+def _key(document: Document, path: Path, point: Point, digests: dict[Path, str]) -> str:
+    """``digests``: file -> digest of its content, of those that were read."""
+    changed = document.overridden(point.changes, ("--set",)).values
+    values = {key: value for key, value in changed.items() if key not in (*FIXED_KEYS, "why")}
+    contents = []
+    try:
+        for file in _files_named(values, path.parent):
+            if file not in digests:
+                with file.open("rb") as stream:
+                    digests[file] = hashlib.file_digest(stream, "sha256").hexdigest()
+            contents.append(digests[file])
+    except OSError:
+        contents.append("unreadable")  # the point's run says what is wrong
+    decides = [POINT_SCHEMA, program_version(), values, point.shift, contents]
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _files_named(value: Any, base: Path, *, is_path: bool = False) -> Iterator[Path]:
+    """Files that stand at keys ``path`` and ``paths``, and those of such folders."""
+    if isinstance(value, Mapping):
+        for key in sorted(value):
+            yield from _files_named(value[key], base, is_path=key in ("path", "paths"))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _files_named(item, base, is_path=is_path)
+    elif is_path and isinstance(value, str) and "\0" not in value:
+        there = base / value
+        for file in sorted(there.rglob("*")) if there.is_dir() else [there]:
+            if file.is_file():
+                yield file
+
+
+def _kept(file: Path) -> Figures | None:
+    """Figures of a finished point; None if there are none, or they cannot be read: the point is run then."""
+    try:
+        point = json.loads(file.read_text(encoding="utf-8"))
+        return {metric.name: point["values"][metric.name] for metric in METRICS}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep(file: Path, point: Point, seed: int, values: Figures) -> None:
+    content = {"schema": POINT_SCHEMA, "point": dict(point.labels), "seed": seed, "values": values}
+    with new_text_file(file, overwrite=True) as out:
+        out.write(json.dumps(content, sort_keys=True, indent=1, allow_nan=False) + "\n")
