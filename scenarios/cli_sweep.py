@@ -117,7 +117,7 @@ def curve(
 
     Prints cache hits by tier and latencies. The scenario must have a host tier.
 
-    Example: g2sim curve scenarios/library/chats-private-g2.yaml --host-blocks 0,512,1k,2k --picture curve.svg
+    Example: g2sim curve scenarios/library/agentx-g2-shared.yaml --host-blocks 0,64,1k --picture curve.svg
     """
     from g2sim.scenarios.curve import MAX_LINES, render_curve
     from g2sim.scenarios.curve import curve as run_all

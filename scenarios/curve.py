@@ -126,7 +126,9 @@ def _panel(
     every = -(-len(sizes) // 10)
     for idx in range(0, len(sizes), every):
         parts.append(text(at_x(idx), top + height + 16, str(sizes[idx]), size=10, anchor="middle"))
-    parts.append(text(left + width / 2, top + height + 34, "blocks of a G2 pool (at equal distances)", size=11, anchor="middle"))
+    parts.append(
+        text(left + width / 2, top + height + 34, "blocks of a G2 pool (at equal distances)", size=11, anchor="middle")
+    )
     if bound is not None:
         parts.append(line(left, at_y(bound), left + width, at_y(bound), GREY, width=2.5, dashed=True))
     for gpu, values, colour in zip(lines, drawn, _COLOURS, strict=False):
