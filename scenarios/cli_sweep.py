@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -40,6 +40,13 @@ def _shared_options(command: _Command) -> _Command:
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table."),
         click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE", help="Also write all rows."),
         click.option(
+            "--parquet",
+            "parquet_path",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Also write all rows as a Parquet file (extra parquet).",
+        ),
+        click.option(
             "--out",
             type=click.Path(path_type=Path),
             metavar="DIR",
@@ -63,17 +70,7 @@ def _shared_options(command: _Command) -> _Command:
     help="A dotted path of the scenario and its values, as in a YAML list; repeat it for every combination.",
 )
 @_shared_options
-def sweep(
-    file: Path,
-    settings: tuple[str, ...],
-    seeds: int,
-    jobs: int,
-    out: Path | None,
-    csv_path: Path | None,
-    as_json: bool,
-    overwrite: bool,
-    quiet: bool,
-) -> None:
+def sweep(file: Path, settings: tuple[str, ...], seeds: int, jobs: int, out: Path | None, **output: Any) -> None:
     """Run the scenario in FILE with every combination of values of some of its fields.
 
     Prints a row a run. One that fails is a row with its error, and makes the exit code 1.
@@ -84,12 +81,7 @@ def sweep(
     from g2sim.scenarios.sweep import sweep as run_all
 
     axes = read_settings(settings)
-    with _new_file(csv_path, overwrite, "--csv") as table:
-        with _progress(quiet) as progress:
-            found = run_all(file, axes, seeds=seeds, jobs=jobs, folder=out, progress=progress)
-        if table is not None:
-            found.write_csv(table)
-    _tell(found, as_json, quiet)
+    _carry_out(lambda progress: run_all(file, axes, seeds=seeds, jobs=jobs, folder=out, progress=progress), **output)
 
 
 @click.command()
@@ -107,11 +99,8 @@ def curve(
     seeds: int,
     jobs: int,
     out: Path | None,
-    csv_path: Path | None,
-    as_json: bool,
     picture: Path | None,
-    overwrite: bool,
-    quiet: bool,
+    **output: Any,
 ) -> None:
     """Run the scenario in FILE with several sizes of its caches: what a larger G1 or G2 is worth.
 
@@ -119,7 +108,7 @@ def curve(
 
     Example: g2sim curve scenarios/library/agentx-g2-shared.yaml --host-blocks 0,64,1k --picture curve.svg
     """
-    from g2sim.scenarios.curve import MAX_LINES, render_curve
+    from g2sim.scenarios.curve import MAX_LINES
     from g2sim.scenarios.curve import curve as run_all
 
     if picture is not None and picture.suffix != ".svg":
@@ -128,14 +117,11 @@ def curve(
     gpu = None if gpu_blocks is None else _blocks("--gpu-blocks", gpu_blocks, 1)
     if picture is not None and gpu is not None and len(gpu) > MAX_LINES:
         raise ConfigError("--gpu-blocks", problem="too many for one picture", allowed=f"at most {MAX_LINES} of them")
-    with _new_file(csv_path, overwrite, "--csv") as table, _new_file(picture, overwrite, "--picture") as drawing:
-        with _progress(quiet) as progress:
-            found = run_all(file, host, gpu, seeds=seeds, jobs=jobs, folder=out, progress=progress)
-        if table is not None:
-            found.write_csv(table)
-        if drawing is not None:
-            drawing.write(render_curve(found))
-    _tell(found, as_json, quiet)
+    _carry_out(
+        lambda progress: run_all(file, host, gpu, seeds=seeds, jobs=jobs, folder=out, progress=progress),
+        picture=picture,
+        **output,
+    )
 
 
 def _blocks(option: str, text: str, least: int) -> list[int]:
@@ -150,28 +136,44 @@ def _blocks(option: str, text: str, least: int) -> list[int]:
     return sizes
 
 
-@contextlib.contextmanager
-def _new_file(path: Path | None, overwrite: bool, option: str) -> Iterator[TextIO | None]:
-    """A file that is begun before anything runs, so that one that cannot be written is refused early."""
-    from g2sim.scenarios.output_file import new_text_file
-
-    if path is None:
-        yield None
-        return
-    with new_text_file(path, overwrite=overwrite, option=option) as file:
-        yield file
-
-
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Progress | None]:
+def _carry_out(
+    run: Callable[[Progress | None], Sweep],
+    *,
+    csv_path: Path | None,
+    parquet_path: Path | None,
+    picture: Path | None = None,
+    as_json: bool,
+    overwrite: bool,
+    quiet: bool,
+) -> None:
+    """Runs, writes files and prints. Files are begun first, so that one that cannot be written is refused early."""
+    from g2sim.scenarios.output_file import new_binary_file, new_text_file
     from g2sim.scenarios.processes import ProgressBar
 
-    bar = None if quiet else ProgressBar()
-    try:
-        yield bar
-    finally:
-        if bar is not None:
-            bar.done()
+    with contextlib.ExitStack() as files:
+        writers: list[Callable[[Sweep], object]] = []
+        if csv_path is not None:
+            table = files.enter_context(new_text_file(csv_path, overwrite=overwrite, option="--csv"))
+            writers.append(lambda found: found.write_csv(table))
+        if parquet_path is not None:
+            from g2sim.scenarios.export_parquet import write_table
+
+            frame = files.enter_context(new_binary_file(parquet_path, overwrite=overwrite, option="--parquet"))
+            writers.append(lambda found: write_table(frame, found.columns()))
+        if picture is not None:
+            from g2sim.scenarios.curve import render_curve
+
+            drawing = files.enter_context(new_text_file(picture, overwrite=overwrite, option="--picture"))
+            writers.append(lambda found: drawing.write(render_curve(found)))
+        bar = None if quiet else ProgressBar()
+        try:
+            found = run(bar)
+        finally:
+            if bar is not None:
+                bar.done()
+        for write in writers:
+            write(found)
+    _tell(found, as_json, quiet)
 
 
 def _tell(found: Sweep, as_json: bool, quiet: bool) -> None:

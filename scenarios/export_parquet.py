@@ -1,4 +1,4 @@
-"""A run as Parquet files, for data frames. Needs pyarrow (extra ``parquet``), which only this module imports.
+"""A run as Parquet files, and tables of runs. Needs pyarrow (extra ``parquet``), which only this module imports.
 
 Owns: the files and their columns. Refuses to know: what events and rows mean.
 
@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from g2sim.bus.errors import ConfigError, LogDamaged, OutputFailed
 from g2sim.bus.events import Record
@@ -54,6 +55,13 @@ def write_parquet(run: Path, folder: Path, *, overwrite: bool) -> LogDamaged | N
             raise OutputFailed(f"{folder}: cannot be written: {problem.strerror or problem}") from problem
         raise
     return damage
+
+
+def write_table(file: BinaryIO, columns: Mapping[str, tuple[type, Sequence[Any]]]) -> None:
+    """Write one table: column -> type of its values (bool, int, float or str), and these; None is null."""
+    kinds = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
+    arrays = {name: pyarrow.array(values, kinds[kind]) for name, (kind, values) in columns.items()}
+    pyarrow.parquet.write_table(pyarrow.table(arrays), file)
 
 
 def _write_all(run: Path, folder: Path) -> LogDamaged | None:

@@ -109,6 +109,27 @@ class Sweep:
             figures = [values.get(metric.name) for metric in METRICS]
             table.writerow([*map(cell, row.labels.values()), row.seed, *figures, row.error])
 
+    def columns(self) -> dict[str, tuple[type, list[Any]]]:
+        """The table of ``write_csv`` by column: type of its values and these, None where there is nothing.
+
+        Values of a field that are not all of one plain type are text, as in the CSV file.
+        """
+        names = {column: [row.labels[column] for row in self.rows] for column in self.axes}
+        table: dict[str, tuple[type, list[Any]]] = {}
+        for column, values in (names | {"seed": [row.seed for row in self.rows]}).items():
+            kind = _kind(values)
+            table[column] = (kind, [cell(value) for value in values] if kind is str else values)
+        for metric in METRICS:
+            table[metric.name] = (float, [(row.values or {}).get(metric.name) for row in self.rows])
+        return table | {"error": (str, [row.error for row in self.rows])}
+
+
+def _kind(values: Sequence[Any]) -> type:
+    kinds = {type(value) for value in values}
+    if kinds in ({bool}, {float}) or (kinds == {int} and all(abs(value) < 2**63 for value in values)):
+        return kinds.pop()
+    return str
+
 
 def cell(value: Any) -> str:
     """A value of a scenario in one cell of a table: text as it is, all else as JSON."""

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 import yaml
 from hypothesis import given
@@ -95,12 +96,18 @@ def test_the_files_hold_the_same_bytes_however_points_are_run(scenario: Path) ->
     folder = scenario.parent
     command = ("sweep", "s.yaml", "--set", f"{GPU}=8,64", "--set", "traffic.source.strict=false,true", "--seeds", 2)
     told = [
-        cli(folder, *command, "--json", "--csv", f"{jobs}.csv", "--jobs", jobs, "--out", f"kept{jobs}", hash_seed=jobs)
+        cli(
+            folder,
+            *(*command, "--json", "--csv", f"{jobs}.csv", "--parquet", f"{jobs}.parquet"),
+            *("--jobs", jobs, "--out", f"kept{jobs}"),
+            hash_seed=jobs,
+        )
         for jobs in (1, 2)
     ]
     assert [done.returncode for done in told] == [0, 0], told[0].stderr
     assert told[0].stdout == told[1].stdout
     assert (folder / "1.csv").read_bytes() == (folder / "2.csv").read_bytes()
+    assert (folder / "1.parquet").read_bytes() == (folder / "2.parquet").read_bytes()
     kept = [{file.name: file.read_bytes() for file in (folder / f"kept{jobs}").iterdir()} for jobs in (1, 2)]
     assert kept[0] == kept[1]
     assert len(kept[0]) == 8
@@ -110,11 +117,26 @@ def test_the_files_hold_the_same_bytes_however_points_are_run(scenario: Path) ->
         ("8", "false", "4"),
         ("8", "true", "3"),
     ]
-    for row, plain in zip(rows, json.loads(told[0].stdout)["rows"], strict=True):
+    frame = pyarrow.parquet.read_table(folder / "1.parquet").to_pylist()
+    assert [(row[GPU], row["traffic.source.strict"], row["seed"]) for row in frame[1:3]] == [
+        (8, False, 4),
+        (8, True, 3),
+    ]
+    for row, plain, framed in zip(rows, json.loads(told[0].stdout)["rows"], frame, strict=True):
         assert row["error"] == ""
         for metric in METRICS:
             value = plain["values"][metric.name]
-            assert (None if row[metric.name] == "" else float(row[metric.name])) == value
+            assert (None if row[metric.name] == "" else float(row[metric.name])) == value == framed[metric.name]
+
+
+def test_values_of_several_types_are_text_in_columns(scenario: Path) -> None:
+    host = "engine.workers.aggregated.kv_cache.host_offload"
+    columns = run_sweep(scenario, {host: [None, {"num_host_blocks": 8}], GPU: [5, 6]}).columns()
+    assert columns[host] == (str, ["null", "null", '{"num_host_blocks": 8}', '{"num_host_blocks": 8}'])
+    assert columns[GPU] == (int, [5, 6, 5, 6])
+    kind, errors = columns["error"]
+    assert kind is str
+    assert [error is None for error in errors] == [False, True, False, True]
 
 
 # -- failures
@@ -153,6 +175,7 @@ def test_a_run_that_comes_to_no_end_is_a_row(scenario: Path) -> None:
         (["--set", "engine.workrs.x=1,2"], "did you mean workers?\nwith engine.workrs.x=1"),
         (["--set", f"{GPU}=8", "--csv", "kept.csv"], "--csv: exists already"),
         (["--set", f"{GPU}=8", "--csv", "no/a.csv"], "--csv: cannot be written"),
+        (["--set", f"{GPU}=8", "--parquet", "kept.csv"], "--parquet: exists already"),
         (["--set", f"{GPU}=8", "--out", "kept.csv"], "--out: cannot be used as a folder"),
         (["--set", f"{GPU}=8", "--out", "no/points"], "--out: cannot be used as a folder"),
     ],
