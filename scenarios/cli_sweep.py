@@ -150,6 +150,9 @@ def _carry_out(
     from g2sim.scenarios.output_file import new_binary_file, new_text_file
     from g2sim.scenarios.processes import ProgressBar
 
+    named = [path for path in (csv_path, parquet_path, picture) if path is not None]
+    if len({path.absolute() for path in named}) < len(named):
+        raise ConfigError("", problem="two outputs are the same file", got=str(named[0]))
     with contextlib.ExitStack() as files:
         writers: list[Callable[[Sweep], object]] = []
         if csv_path is not None:

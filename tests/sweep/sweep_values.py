@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from g2sim.scenarios.cli import main
 
@@ -58,6 +59,14 @@ def values(*, poisson: bool = False) -> dict[str, Any]:
         "traffic": traffic,
         "evaluation": {"sla": {"ttft_ms": 12.0, "itl_ms": 5.0}},
     }
+
+
+def scenario_file(folder: Path) -> Path:
+    """A scenario file with its trace."""
+    trace_file(folder / "t.jsonl", REQUESTS)
+    path = folder / "s.yaml"
+    path.write_text(yaml.safe_dump(values()))
+    return path
 
 
 def cli(folder: Path, *arguments: object, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:

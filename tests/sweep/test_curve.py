@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from sweep_values import cli, refused, values
+from sweep_values import cli, refused, scenario_file, values
 
 from g2sim.scenarios.curve import GPU, HOST, curve, render_curve
 from g2sim.scenarios.run import run_scenario
@@ -16,6 +16,11 @@ from g2sim.scenarios.schema import Scenario
 from g2sim.scenarios.sweep import Row, Sweep
 
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    return scenario_file(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,19 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from sweep_values import GPU, REQUESTS, cli, refused, trace_file, values
+from sweep_values import GPU, REQUESTS, cli, refused, scenario_file, trace_file, values
 
 from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.run import run_scenario
 from g2sim.scenarios.schema import Scenario
 from g2sim.scenarios.sweep import METRICS, read_settings
 from g2sim.scenarios.sweep import sweep as run_sweep
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    return scenario_file(tmp_path)
+
 
 # -- settings
 
@@ -176,6 +182,7 @@ def test_a_run_that_comes_to_no_end_is_a_row(scenario: Path) -> None:
         (["--set", f"{GPU}=8", "--csv", "kept.csv"], "--csv: exists already"),
         (["--set", f"{GPU}=8", "--csv", "no/a.csv"], "--csv: cannot be written"),
         (["--set", f"{GPU}=8", "--parquet", "kept.csv"], "--parquet: exists already"),
+        (["--set", f"{GPU}=8", "--csv", "a", "--parquet", "./a"], "two outputs are the same file"),
         (["--set", f"{GPU}=8", "--out", "kept.csv"], "--out: cannot be used as a folder"),
         (["--set", f"{GPU}=8", "--out", "no/points"], "--out: cannot be used as a folder"),
     ],
