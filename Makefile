@@ -10,7 +10,7 @@ demo: $(VENV)/installed
 	$(VENV)/bin/g2sim run scenarios/library/agentx-g2-shared.yaml
 
 test: $(VENV)/test-installed check
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto
 
 check: $(VENV)/test-installed $(TYPES)
 	$(VENV)/bin/ruff check .
