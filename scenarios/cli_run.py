@@ -28,6 +28,7 @@ _RUNS = Path("runs")
 @click.option("--variant", metavar="NAME", help="Run this variant of the scenario only.")
 @click.option("--policy", metavar="TARGET", help="Placement policy, instead of the scenario's. Runs its code.")
 @click.option("--policy-option", "options", multiple=True, metavar="OPTION=VALUE", help="An option of the policy.")
+@click.option("--strict-traces", is_flag=True, help="Refuse what a trace's reader could set right or leave out.")
 @click.option("--verify", is_flag=True, help="Compare the actors' state with the log at every pass end.")
 @click.option("--quiet", is_flag=True, help="Print nothing on stderr but errors.")
 def run(
@@ -39,6 +40,7 @@ def run(
     variant: str | None,
     policy: str | None,
     options: tuple[str, ...],
+    strict_traces: bool,
     verify: bool,
     quiet: bool,
 ) -> None:
@@ -73,13 +75,15 @@ def run(
     repeat, rest = ["g2sim", "run", str(file)], [] if variant is None else ["--variant", variant]
     rest += [] if policy is None else ["--policy", policy]
     rest += [part for option in options for part in ("--policy-option", option)]
-    rest += ["--verify"] if verify else []
+    rest += [*(["--strict-traces"] if strict_traces else []), *(["--verify"] if verify else [])]
     rest += [] if out is None else ["--out", str(out), "--overwrite"]
     reports = {}
     for name, scenario in suite.runs.items():
         chosen = scenario if seed is None else attrs.evolve(scenario, seed=seed)
         if policy is not None or options:
             chosen = with_policy(chosen, parse_choice(policy, options))
+        if strict_traces:
+            chosen = chosen.with_strict_traces()
         again = [*repeat, "--seed", str(chosen.seed), *rest]
         reports[name] = _run(chosen, folders[name], overwrite, verify, quiet, script, again)
         if not as_json:

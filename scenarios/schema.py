@@ -204,6 +204,13 @@ class Scenario:
         source = self.traffic.source
         return self.base_dir / source.path if isinstance(source, TraceSource) else None
 
+    def with_strict_traces(self) -> Scenario:
+        """The same scenario, in which a trace's reader refuses what it could set right; as it is without a trace."""
+        source = self.traffic.source
+        if not isinstance(source, TraceSource):
+            return self
+        return attrs.evolve(self, traffic=attrs.evolve(self.traffic, source=attrs.evolve(source, strict=True)))
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, base_dir: Path = Path()) -> Scenario:
         """The scenario that plain values describe, as a file with the same content would.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import Cli
+from harness import HERE, case_scenario, load_case
 
 from g2sim.bus.log import LogReader
 from g2sim.scenarios import run as _events_of_runs  # noqa: F401  (a reader knows the events that are imported)
@@ -218,3 +219,19 @@ def test_a_closed_pipe_is_no_error(g2sim: Cli, tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("stem", ["error_weka_model_not_declared", "error_real_weka_trace_0291"])
+def test_a_model_that_a_trace_does_not_declare_is_a_note_and_strictly_an_error(
+    g2sim: Cli, tmp_path: Path, stem: str
+) -> None:
+    scenario = tmp_path / "s.yaml"
+    values = case_scenario(load_case(HERE / "workload" / f"{stem}.json"), tmp_path).resolved()
+    scenario.write_text(yaml.safe_dump(values))
+    strict = g2sim("run", scenario, "--out", tmp_path / "strict", "--strict-traces")
+    assert strict.returncode == 2
+    assert "models" in strict.stderr
+    assert not (tmp_path / "strict").exists()
+    done = g2sim("run", scenario, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("models") == 1, "one note a file"
