@@ -10,7 +10,7 @@ from field_runs import BLOCK, Ran, host, row, simulate, worker
 
 from g2sim.actors.host_pool.events import HostBlocksEvicted, LoadFinished, LoadQueued, StoreLanded, StorePrepared
 from g2sim.actors.kv.events import BlocksRemoved, BlocksStored
-from g2sim.actors.worker.events import RequestPreempted
+from g2sim.actors.worker.events import RequestAdmitted, RequestPreempted
 from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.schema import Scenario
 
@@ -91,6 +91,8 @@ def test_f27_a_preempted_request_loads_only_after_its_own_store(tmp_path: Path, 
     for one in ran.rows:
         assert one["first_admission_host_reused_input_tokens"] == 0
         assert [hop["is_readmission"] for hop in one["admission_history"]].count(False) == 1
+    for event in ran.of(RequestAdmitted):
+        assert (event.g1_tokens is None) is (event.host_tokens is None) is event.readmission, "F80"
 
 
 def test_f29_requests_that_share_host_blocks_do_not_go_one_behind_the_other(tmp_path: Path) -> None:

@@ -257,6 +257,19 @@ def test_the_removal_that_makes_room_is_announced_first() -> None:
     assert [(change.stored, change.block_hashes) for change in told] == [(False, (1, 2)), (True, (5, 6))]
 
 
+def test_of_copies_that_end_together_stores_take_effect_first() -> None:
+    """Whatever their numbers: the load is the older transfer."""
+    pool = shared_pool(16, link(0.1), link(0.1), link())
+    store(pool, 0.0, 1, 2, 3, 4, client=2)
+    load(pool, 0.0, 1, 2, 3, 4, client=0)
+    prepare(pool, 0.0, chain(11, 12, 13, 14), client=1)
+    pool.boundary(1, 0.0)
+    pool.outbox.clear()
+    pool.advance(40.0)
+    assert [type(event) for event in pool.outbox] == [ev.StoreLanded, ev.LoadFinished]
+    assert [event.ended_ms for event in pool.outbox] == [40.0, 40.0]
+
+
 def test_ties_in_a_cohort_go_by_hash() -> None:
     """A cohort has one age: of blocks that landed together the smallest hash goes first, wherever it stands."""
     pool = shared_pool(4, link())

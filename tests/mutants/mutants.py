@@ -143,7 +143,7 @@ MUTANTS = (
         RANK,
         "if seq.was_admitted or not self._has_host:",
         "if not self._has_host:",
-        "tests/worker tests/report tests/field tests/cli/test_replay.py",
+        "tests/worker tests/field/test_field_host_tier.py",
     ),
     Mutant(
         "a prompt of the model's limit is admitted",
