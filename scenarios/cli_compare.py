@@ -49,6 +49,7 @@ def compare(
     """
     from g2sim.scenarios.compare import compare as run_all
     from g2sim.scenarios.compare_picture import render_picture
+    from g2sim.scenarios.output_file import new_text_file
     from g2sim.scenarios.processes import ProgressBar
 
     if picture is not None:
@@ -65,18 +66,9 @@ def compare(
         if progress is not None:
             progress.done()
     if picture is not None:
-        _write(picture, render_picture(told))
+        with new_text_file(picture, overwrite=True, option="--picture") as drawing:
+            drawing.write(render_picture(told))
     click.echo(json.dumps(told.plain(), sort_keys=True, indent=1, allow_nan=False) if as_json else _tables(told))
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise ConfigError("--picture", problem=f"{path} cannot be written: {error.strerror}") from error
 
 
 def _tables(told: Comparison) -> str:

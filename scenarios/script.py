@@ -35,7 +35,7 @@ from g2sim.actors.traffic.actor import Begin
 from g2sim.actors.traffic.request import Release, RequestSpec, RequestStatus
 from g2sim.actors.worker.events import RequestAdmitted, RequestEnded
 from g2sim.bus.errors import ConfigError, SimError, shorten
-from g2sim.bus.events import BY_TAG, Record
+from g2sim.bus.events import BY_CLASS, Record
 from g2sim.bus.kernel import Envelope, Port, Subscription
 from g2sim.scenarios.deployment import TRAFFIC, Cluster
 from g2sim.scenarios.report import SHARED_POOL, private_pool_name
@@ -271,7 +271,7 @@ class ScriptedCluster:
         if not kinds:
             raise ConfigError("event", got=(), allowed="at least one type of event")
         for kind in kinds:
-            if kind not in {entry.cls for entry in BY_TAG.values()}:
+            if kind not in BY_CLASS:
                 raise ConfigError("event", got=kind, allowed="a type of event (docs/architecture.md)")
         record = await _pause(_Wait(kinds, matches, until_ms))
         if record is None:
