@@ -27,6 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "oracle")]
 
 from draw import Case, draw  # noqa: E402
 from harness import Difference, check, run  # noqa: E402
+from shrinking import fewer_rows, shrink  # noqa: E402
 
 from g2sim.bus.errors import ConfigError, Deadlock  # noqa: E402
 
@@ -86,27 +87,11 @@ def compare(case: Case, reference: Callable[[Case], dict[str, Any]]) -> tuple[st
     )
 
 
-def shrink(case: Case, differs: Callable[[Case], bool]) -> Case:
-    """A smaller case that still differs: fewer rows, fewer workers, fewer options."""
-    improved = True
-    while improved:
-        improved = False
-        for candidate in _smaller(case):
-            if differs(candidate):
-                case, improved = candidate, True
-                break
-    return case
-
-
 def _smaller(case: Case) -> Iterator[Case]:
+    """Cases with fewer rows, fewer workers, fewer options."""
     trace, call = case["trace"], case["call"]
-    step = len(trace) // 2
-    while step >= 1:
-        for start in range(0, len(trace), step):
-            rest = trace[:start] + trace[start + step :]
-            if rest:
-                yield case | {"trace": rest}
-        step //= 2
+    for rest in fewer_rows(trace):
+        yield case | {"trace": rest}
     for key, value in call.items():
         if key.startswith("num_") and value > 1:
             for fewer in {1, value // 2, value - 1}:
@@ -194,7 +179,7 @@ def _write_shrunk(seed: int, python: str, folder: Path) -> Path:
             return True
 
     try:
-        case = shrink(draw(seed), differs)
+        case = shrink(draw(seed), _smaller, differs)
         expected = reference(case)
     finally:
         reference.close()

@@ -23,7 +23,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "oracle"), str(HERE.parent / "differential")]
 
 from draw import draw  # noqa: E402
+from shrinking import fewer_rows, shrink  # noqa: E402
 from translate import scenario_from_call  # noqa: E402
 
 from g2sim.actors.router.registry import POLICIES  # noqa: E402
@@ -143,26 +144,10 @@ def _again(scenario: Scenario, out: Path, folder: Path) -> str | None:
     return None
 
 
-def shrink(case: Case, fails: Callable[[Case], bool]) -> Case:
-    """A smaller case that still fails: fewer rows, fewer workers, a plainer router."""
-    improved = True
-    while improved:
-        improved = False
-        for candidate in _smaller(case):
-            if fails(candidate):
-                case, improved = candidate, True
-                break
-    return case
-
-
-def _smaller(case: Case) -> Iterator[Case]:
-    step = len(case.trace) // 2
-    while step >= 1:
-        for start in range(0, len(case.trace), step):
-            rest = case.trace[:start] + case.trace[start + step :]
-            if rest:
-                yield attrs.evolve(case, trace=rest)
-        step //= 2
+def smaller(case: Case) -> Iterator[Case]:
+    """Cases with fewer rows, fewer workers, a plainer router."""
+    for rest in fewer_rows(case.trace):
+        yield attrs.evolve(case, trace=rest)
     router = case.scenario["router"]
     for plainer in ({"policy": "round_robin"}, {"policy": router["policy"]}):
         if router != plainer:
@@ -220,7 +205,7 @@ def _keep(seed: int, folder: Path) -> Path:
         except Exception:
             return True
 
-    case = shrink(draw_case(seed), fails)
+    case = shrink(draw_case(seed), smaller, fails)
     place = folder / f"seed-{seed}"
     place.mkdir(parents=True, exist_ok=True)
     (place / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in case.trace), encoding="utf-8")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import swarm
+from shrinking import shrink
 
 from g2sim.actors.host_pool.pool import HostPool
 
@@ -23,7 +24,7 @@ def test_f90_a_planted_fault_is_found_and_its_seed_fails_again(lost_pins: Any) -
     failing = next(seed for seed in range(1, 200) if swarm.try_seed(seed)[2] is not None)
     assert swarm.try_seed(failing) == swarm.try_seed(failing)
     case = swarm.draw_case(failing)
-    smaller = swarm.shrink(case, lambda one: swarm.audit(one)[1] is not None)
+    smaller = shrink(case, swarm.smaller, lambda one: swarm.audit(one)[1] is not None)
     assert len(smaller.trace) <= len(case.trace)
 
 
