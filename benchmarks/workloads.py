@@ -1,11 +1,13 @@
 """Workloads that are timed on the reference and on g2sim, in the form of the recorded cases (``tests/oracle``).
 
 Fixed pass times of 20 / 8 ms, blocks of 16 tokens, 2,000 GPU blocks a worker, links of 32 GB/s and a pool of 80 GB/s.
+The plays have blocks of 64 tokens, as public Weka traces have: with 16 their longest prompts would not fit.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,67 @@ def grouped_rows(sessions: int) -> list[dict[str, Any]]:
     return rows
 
 
+def plays(count: int, seed: int = 8) -> list[dict[str, Any]]:
+    """Weka plays of 60 to 150 requests: contexts grow from some 15k to at most 100k tokens, and some have subagents."""
+    rng = random.Random(seed)
+    return [_play(rng, f"play-{number}") for number in range(count)]
+
+
+def _play(rng: random.Random, name: str) -> dict[str, Any]:
+    left = rng.randint(60, 150)
+    clock_s, next_id = 0.0, 1
+    context: list[int] = []
+    entries: list[dict[str, Any]] = []
+    while left > 0:
+        grown = rng.randint(4, 30) if context else rng.randint(200, 300)
+        if len(context) + grown > 1_560:
+            del context[rng.randint(200, 400) :]
+        context += range(next_id, next_id + grown)
+        next_id += grown
+        entries.append(_call(rng, clock_s, context))
+        left -= 1
+        clock_s = round(clock_s + entries[-1]["api_time"] + rng.uniform(0.5, 10), 3)
+        inner_calls = min(left, rng.randint(3, 12)) if rng.random() < 0.08 else 0
+        if inner_calls:
+            inner: list[dict[str, Any]] = []
+            own: list[int] = []
+            inner_s = clock_s
+            for _ in range(inner_calls):
+                grown = rng.randint(4, 60) if own else rng.randint(100, 200)
+                own += range(next_id, next_id + grown)
+                next_id += grown
+                inner.append(_call(rng, inner_s, own))
+                inner_s = round(inner_s + inner[-1]["api_time"] + rng.uniform(0.5, 4), 3)
+            entries.append(
+                {
+                    "t": clock_s,
+                    "type": "subagent",
+                    "agent_id": f"agent-{len(entries)}",
+                    "subagent_type": "Explore",
+                    "status": "completed",
+                    "duration_ms": round((inner_s - clock_s) * 1000),
+                    "requests": inner,
+                }
+            )
+            left -= inner_calls
+            clock_s = round(inner_s + 0.5, 3)
+    return {"id": name, "models": ["m"], "block_size": 64, "hash_id_scope": "local", "requests": entries}
+
+
+def _call(rng: random.Random, t_s: float, context: list[int]) -> dict[str, Any]:
+    tokens = 64 * len(context) - rng.randrange(64)
+    output = rng.randint(60, 900)
+    return {
+        "t": t_s,
+        "type": "n",
+        "model": "m",
+        "in": tokens,
+        "out": output,
+        "hash_ids": list(context),
+        "api_time": output / 64,
+    }
+
+
 def _aggregated(arguments: dict[str, Any], router: str, workers: int = 4) -> dict[str, Any]:
     return {
         "extra_engine_args": arguments,
@@ -92,24 +155,30 @@ def _aggregated(arguments: dict[str, Any], router: str, workers: int = 4) -> dic
     }
 
 
+def _separate(**more: Any) -> dict[str, Any]:
+    """Two prefill and two decode workers on one pool, with a hand-off at 50 GB/s."""
+    call: dict[str, Any] = {"router_mode": "round_robin"}
+    handoff = {"kv_transfer_bytes_per_token": 131072, "kv_transfer_bandwidth": 50.0} | more
+    for role in ("prefill", "decode"):
+        arguments = rank(20_000, "cluster_shared", worker_type=role, **handoff)
+        call |= {f"{role}_engine_args": arguments, f"num_{role}_workers": 2}
+    return call
+
+
 def cases(mooncake: Path | None = None) -> dict[str, Case]:
     """The workloads by number; 7 only with ``mooncake``, the head of the public conversation trace."""
     closed_loop = _aggregated(SHARED, "round_robin") | {"replay_concurrency": 32}
-    separate: dict[str, Any] = {"router_mode": "round_robin", "trace_block_size": 512}
-    for role in ("prefill", "decode"):
-        handoff = rank(
-            20_000, "cluster_shared", kv_transfer_bytes_per_token=131072, kv_transfer_bandwidth=50.0, worker_type=role
-        )
-        separate |= {f"{role}_engine_args": handoff, f"num_{role}_workers": 2}
     sessions, apart = session_rows(400), session_rows(400, shift_ms=0.25)
     found = {
         "1": _case("short sessions, closed loop of 32", closed_loop, grouped_rows(400)),
         "2": _case("Mooncake sessions, shared", _aggregated(SHARED, "round_robin"), sessions),
         "3": _case("as 2, KV router", _aggregated(SHARED, "kv_router"), apart),
         "4": _case("as 2, private tiers", _aggregated(PRIVATE, "round_robin"), sessions),
-        "5": _case("as 2, 2 prefill + 2 decode", separate, sessions),
+        "5": _case("as 2, 2 prefill + 2 decode", _separate() | {"trace_block_size": 512}, sessions),
         "6": _case("10,000 requests, KV router", _aggregated(SHARED, "kv_router", 8), session_rows(2500, 0.25)),
     }
+    lanes = _separate(block_size=64) | {"agentic_lanes": 8, "execution_model": "m"}
+    found["8"] = {**_case("agentic plays on 8 lanes, 2P2D", lanes, plays(16)), "trace_format": "weka"}
     if mooncake is not None:
         rows = [json.loads(line) for line in mooncake.read_text(encoding="utf-8").splitlines()]
         found["7"] = _case("Mooncake conversations", _aggregated(SHARED, "round_robin"), rows)
