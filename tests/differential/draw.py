@@ -122,7 +122,7 @@ def _bandwidth(g: random.Random) -> float:
 def _transfer(g: random.Random, rank: dict[str, Any]) -> None:
     if g.random() < 0.4:
         return
-    rank["kv_transfer_bytes_per_token"] = g.choice([250_000, 100_000, 1])
+    rank["kv_transfer_bytes_per_token"] = g.choice([250_000, 100_000, 1, None])
     rank["kv_transfer_bandwidth"] = g.choice([0.0, 0.3, 0.5, 1.0, 7.0])
     rank["kv_transfer_timing_mode"] = g.choice(["full_prompt", "destination_missing"])
 
