@@ -151,7 +151,8 @@ def _worker(arguments: Mapping[str, Any], workers: object, role: str, engine: Va
             host.setdefault("kv_layout_id", None)  # ours has a default, the reference none
     transfer = {ours: rank.pop(key) for key, ours in TRANSFER_KEYS.items() if key in rank}
     if transfer and role != "decode":  # the reference ignores those of decode ranks
-        if transfer.get("bytes_per_token") is None:
+        rate = transfer.get("bandwidth_gb_per_second")
+        if transfer.get("bytes_per_token") is None and isinstance(rate, float) and rate > 0:
             transfer["bandwidth_gb_per_second"] = None  # no size, no delay; ours takes the size of the KV cache
         engine["kv_transfer"] = {"timing_mode": "full_prompt", **transfer}
     for key, value in (*rank.items(), *((key, value) for key, value in arguments.items() if key != "engine")):
