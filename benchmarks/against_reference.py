@@ -64,7 +64,18 @@ def _child(python: str, script: Path, *arguments: str) -> Run:
     return json.loads(done.stdout)
 
 
-def _ours(case_file: Path, *, log: bool) -> Run:
+def write_case(case: Case, folder: Path) -> Path:
+    """The case as a file that names its trace, which is written beside it."""
+    trace = folder / "trace.jsonl"
+    with trace.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in case["trace"])
+    case_file = folder / "case.json"
+    case_file.write_text(json.dumps({**case, "trace": None, "trace_path": str(trace)}), encoding="utf-8")
+    return case_file
+
+
+def run_apart(case_file: Path, *, log: bool) -> Run:
+    """``run_ours`` in a process of its own."""
     with tempfile.TemporaryDirectory(dir=case_file.parent) as folder:
         return _child(sys.executable, HERE / "against_reference.py", "--run", str(case_file), folder, *["log"] * log)
 
@@ -89,17 +100,14 @@ def measure(python: str, case: Case, pairs: int) -> dict[str, Any]:
     routed = case["call"]["router_mode"] == "kv_router"
     difference = _routed_difference(python, case) if routed else None
     with tempfile.TemporaryDirectory() as name:
-        trace = Path(name) / "trace.jsonl"
-        trace.write_text("".join(json.dumps(row) + "\n" for row in case["trace"]), encoding="utf-8")
-        case_file = Path(name) / "case.json"
-        case_file.write_text(json.dumps({**case, "trace": None, "trace_path": str(trace)}), encoding="utf-8")
+        case_file = write_case(case, Path(name))
         theirs, ours = [], []
         for _ in range(pairs):
             theirs.append(_child(python, HERE / "reference_run.py", str(case_file)))
-            ours.append(_ours(case_file, log=False))
+            ours.append(run_apart(case_file, log=False))
             if difference is None and not routed:
                 difference = _difference(theirs[-1], ours[-1])
-        logged = _ours(case_file, log=True)
+        logged = run_apart(case_file, log=True)
     figures: dict[str, Any] = {"workload": case["name"]}
     for clock in ("wall", "cpu"):
         key = f"{clock}_s"
