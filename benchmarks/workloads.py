@@ -7,13 +7,18 @@ The Mooncake conversations have 8,192 GPU blocks for the same reason; with 2,000
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 Case = dict[str, Any]
 TURNS = 4
+PLAY_BLOCK = 64
+MAX_PLAY_BLOCKS = 1_560
+"""Longest prompt of a play: some 100k tokens."""
 
 
 def rank(host_blocks: int, scope: str, **more: Any) -> dict[str, Any]:
@@ -94,47 +99,46 @@ def plays(count: int, seed: int = 8) -> list[dict[str, Any]]:
 
 def _play(rng: random.Random, name: str) -> dict[str, Any]:
     left = rng.randint(60, 150)
-    clock_s, next_id = 0.0, 1
+    clock_s = 0.0
+    ids = itertools.count(1)
     context: list[int] = []
     entries: list[dict[str, Any]] = []
     while left > 0:
         grown = rng.randint(4, 30) if context else rng.randint(200, 300)
-        if len(context) + grown > 1_560:
+        if len(context) + grown > MAX_PLAY_BLOCKS:
             del context[rng.randint(200, 400) :]
-        context += range(next_id, next_id + grown)
-        next_id += grown
+        context += itertools.islice(ids, grown)
         entries.append(_call(rng, clock_s, context))
         left -= 1
         clock_s = round(clock_s + entries[-1]["api_time"] + rng.uniform(0.5, 10), 3)
-        inner_calls = min(left, rng.randint(3, 12)) if rng.random() < 0.08 else 0
-        if inner_calls:
-            inner: list[dict[str, Any]] = []
-            own: list[int] = []
-            inner_s = clock_s
-            for _ in range(inner_calls):
-                grown = rng.randint(4, 60) if own else rng.randint(100, 200)
-                own += range(next_id, next_id + grown)
-                next_id += grown
-                inner.append(_call(rng, inner_s, own))
-                inner_s = round(inner_s + inner[-1]["api_time"] + rng.uniform(0.5, 4), 3)
-            entries.append(
-                {
-                    "t": clock_s,
-                    "type": "subagent",
-                    "agent_id": f"agent-{len(entries)}",
-                    "subagent_type": "Explore",
-                    "status": "completed",
-                    "duration_ms": round((inner_s - clock_s) * 1000),
-                    "requests": inner,
-                }
-            )
-            left -= inner_calls
-            clock_s = round(inner_s + 0.5, 3)
-    return {"id": name, "models": ["m"], "block_size": 64, "hash_id_scope": "local", "requests": entries}
+        if rng.random() < 0.08 and (calls := min(left, rng.randint(3, 12))):
+            entries.append(_subagent(rng, clock_s, f"agent-{len(entries)}", calls, ids))
+            left -= calls
+            clock_s = round(clock_s + entries[-1]["duration_ms"] / 1000 + 0.5, 3)
+    return {"id": name, "models": ["m"], "block_size": PLAY_BLOCK, "hash_id_scope": "local", "requests": entries}
+
+
+def _subagent(rng: random.Random, t_s: float, name: str, calls: int, ids: Iterator[int]) -> dict[str, Any]:
+    clock_s = t_s
+    context: list[int] = []
+    inner: list[dict[str, Any]] = []
+    for _ in range(calls):
+        context += itertools.islice(ids, rng.randint(4, 60) if context else rng.randint(100, 200))
+        inner.append(_call(rng, clock_s, context))
+        clock_s = round(clock_s + inner[-1]["api_time"] + rng.uniform(0.5, 4), 3)
+    return {
+        "t": t_s,
+        "type": "subagent",
+        "agent_id": name,
+        "subagent_type": "Explore",
+        "status": "completed",
+        "duration_ms": round((clock_s - t_s) * 1000),
+        "requests": inner,
+    }
 
 
 def _call(rng: random.Random, t_s: float, context: list[int]) -> dict[str, Any]:
-    tokens = 64 * len(context) - rng.randrange(64)
+    tokens = PLAY_BLOCK * len(context) - rng.randrange(PLAY_BLOCK)
     output = rng.randint(60, 900)
     return {
         "t": t_s,
@@ -143,7 +147,7 @@ def _call(rng: random.Random, t_s: float, context: list[int]) -> dict[str, Any]:
         "in": tokens,
         "out": output,
         "hash_ids": list(context),
-        "api_time": output / 64,
+        "api_time": output / 64,  # a pace of 64 tokens a second
     }
 
 
@@ -178,7 +182,7 @@ def cases(mooncake: Path | None = None) -> dict[str, Case]:
         "5": _case("as 2, 2 prefill + 2 decode", _separate() | {"trace_block_size": 512}, sessions),
         "6": _case("10,000 requests, KV router", _aggregated(SHARED, "kv_router", 8), session_rows(2500, 0.25)),
     }
-    lanes = _separate(block_size=64) | {"agentic_lanes": 8, "execution_model": "m"}
+    lanes = _separate(block_size=PLAY_BLOCK) | {"agentic_lanes": 8, "execution_model": "m"}
     found["8"] = {**_case("agentic plays on 8 lanes, 2P2D", lanes, plays(16)), "trace_format": "weka"}
     if mooncake is not None:
         rows = [json.loads(line) for line in mooncake.read_text(encoding="utf-8").splitlines()]
