@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,18 +56,20 @@ def compare(
     if picture is not None:
         if picture.suffix != ".svg":
             raise ConfigError("--picture", got=str(picture), allowed="a file name that ends in .svg")
-        if picture.exists() and not overwrite:
-            raise ConfigError("--picture", problem=f"{picture} exists", hint="--overwrite replaces it")
         if not picture.absolute().parent.is_dir():
             raise ConfigError("--picture", problem=f"no such folder: {picture.parent}")
-    progress = None if quiet else ProgressBar()
-    try:
-        told = run_all(file, policies, seeds=seeds, jobs=jobs, progress=progress)
-    finally:
-        if progress is not None:
-            progress.done()
-    if picture is not None:
-        with new_text_file(picture, overwrite=True, option="--picture") as drawing:
+    with contextlib.ExitStack() as files:
+        drawing = None
+        if picture is not None:
+            # Begun first, so that one that cannot be written is refused early.
+            drawing = files.enter_context(new_text_file(picture, overwrite=overwrite, option="--picture"))
+        progress = None if quiet else ProgressBar()
+        try:
+            told = run_all(file, policies, seeds=seeds, jobs=jobs, progress=progress)
+        finally:
+            if progress is not None:
+                progress.done()
+        if drawing is not None:
             drawing.write(render_picture(told))
     click.echo(json.dumps(told.plain(), sort_keys=True, indent=1, allow_nan=False) if as_json else _tables(told))
 
