@@ -6,6 +6,7 @@ Used by tests only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -152,7 +153,7 @@ def _worker(arguments: Mapping[str, Any], workers: object, role: str, engine: Va
     transfer = {ours: rank.pop(key) for key, ours in TRANSFER_KEYS.items() if key in rank}
     if transfer and role != "decode":  # the reference ignores those of decode ranks
         rate = transfer.get("bandwidth_gb_per_second")
-        if transfer.get("bytes_per_token") is None and isinstance(rate, float) and rate > 0:
+        if transfer.get("bytes_per_token") is None and type(rate) in (int, float) and 0 < rate < math.inf:
             transfer["bandwidth_gb_per_second"] = None  # no size, no delay; ours takes the size of the KV cache
         engine["kv_transfer"] = {"timing_mode": "full_prompt", **transfer}
     for key, value in (*rank.items(), *((key, value) for key, value in arguments.items() if key != "engine")):
