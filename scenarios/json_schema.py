@@ -1,7 +1,8 @@
 """JSON Schema of scenario files, made from the tables that check them.
 
-Owns: how tables become JSON Schema (draft 2020-12). Refuses to know: the keys (``layout``), what is not supported
-(``support``). The schema is for editors: it knows keys, types, ranges and defaults, not what must agree between fields.
+Owns: how tables become JSON Schema (draft 2020-12). Refuses to know: the keys (``layout``), what they mean
+(``key_meanings``), what is not supported (``support``). The schema is for editors: it knows keys, types, ranges and
+defaults, not what must agree between fields.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from g2sim.scenarios.fields import ABSENT, REQUIRED, Field, Kind, ListOf, Named, Section, Spec, Variants
+from g2sim.scenarios.key_meanings import meaning_of
 from g2sim.scenarios.layout import SCENARIO
 from g2sim.scenarios.support import RULES
 
@@ -33,11 +35,11 @@ def schema_text() -> str:
 
 def _schema(spec: Spec, path: tuple[str, ...]) -> Schema:
     if isinstance(spec, Kind):
-        return {**spec.schema, "description": spec.allowed}
+        return dict(spec.schema)
     if isinstance(spec, ListOf):
-        return {"type": "array", "items": _schema(spec.item, path)}
+        return {"type": "array", "items": _schema(spec.item, (*path[:-1], f"{path[-1]}[]"))}
     if isinstance(spec, Named):
-        return {"type": "object", "additionalProperties": {"type": "object"}, "description": spec.allowed}
+        return {"type": "object", "additionalProperties": {"type": "object"}}
     if isinstance(spec, Variants):
         return _variants(spec, path)
     return _section(spec, path, {})
@@ -56,7 +58,8 @@ def _section(spec: Section, path: tuple[str, ...], more: Mapping[str, Schema]) -
 
 
 def _field(field: Field, path: tuple[str, ...]) -> Schema:
-    schema = _schema(field.kind, path)
+    takes = f"; {field.kind.allowed}" if isinstance(field.kind, Kind | Named) else ""
+    schema = _schema(field.kind, path) | {"description": meaning_of(path) + takes}
     default = field.default
     if default is REQUIRED or default is ABSENT or isinstance(default, Mapping | list):
         return schema

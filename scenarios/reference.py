@@ -1,6 +1,7 @@
-"""The pages of docs/reference, written from the code: event types, rules of streams, figures of reports.
+"""The pages of docs/reference, written from the code: scenario keys, event types, rules of streams, figures of reports.
 
-Owns: how they are laid out. Refuses to know: what they say; that stands beside each event, rule and figure.
+Owns: how they are laid out. Refuses to know: what they say; that stands beside each event, rule and figure,
+and for keys in ``key_meanings``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from itertools import groupby
 from typing import Any
 
 import attrs
+import yaml
 
 from g2sim.bus.events import BY_TAG, EventType
 from g2sim.scenarios import compare, event_plane, report
+from g2sim.scenarios.fields import ABSENT, REQUIRED, Field, Kind, ListOf, Named, Section, Spec, Variants
+from g2sim.scenarios.key_meanings import MEANINGS, key_path
+from g2sim.scenarios.layout import SCENARIO
 from g2sim.scenarios.validate_rules import RULES
 
 _FIELDS = re.compile(r"(\w+(?:, \w+)*): (.*)")
@@ -95,7 +100,109 @@ def render_report() -> str:
     return "\n".join(parts)
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"events": render_events, "rules": render_rules, "report": render_report}
+_TAG_MEANING = "which of these it is"
+
+_SECTIONS = (
+    "",
+    "engine.",
+    "engine.workers.<role>.",
+    "engine.workers.<role>.kv_cache.host_offload.",
+    "engine.workers.<role>.timing.",
+    "engine.kv_transfer.",
+    "traffic.",
+    "traffic.source.",
+    "traffic.load.",
+    "traffic.stop.",
+    "router.",
+    "evaluation.",
+    "expect[].",
+    "faults.",
+    "faults.recovery.",
+    "faults.plan[].",
+)
+"""Starts of paths, each with a table of its own."""
+
+
+@attrs.define
+class _Key:
+    """What the page says of a key: which values of ``type`` it goes with, what it takes, its default in each place."""
+
+    takes: str
+    cases: list[str] = attrs.Factory(list)
+    defaults: dict[str, str] = attrs.Factory(dict)
+
+
+def scenario_keys() -> dict[str, _Key]:
+    """Every key of a scenario file by its path as ``key_meanings`` spells it, in the order of the tables."""
+    keys: dict[str, _Key] = {}
+    _collect(SCENARIO, (), "", keys)
+    return keys
+
+
+def _collect(spec: Spec, path: tuple[str, ...], case: str, keys: dict[str, _Key]) -> None:
+    if isinstance(spec, ListOf):
+        _collect(spec.item, (*path[:-1], f"{path[-1]}[]"), case, keys)
+    elif isinstance(spec, Variants):
+        _add(keys, (*path, spec.tag), "", spec.names.allowed, spec.default)
+        for name, inner in spec.cases.items():
+            if name not in spec.hidden or name == spec.default:
+                _collect(inner, path, name, keys)
+    elif isinstance(spec, Section):
+        for field in spec.fields.values():
+            _add(keys, (*path, field.key), case, _taken(field), field.default)
+            _collect(field.kind, (*path, field.key), "", keys)
+
+
+def _taken(field: Field) -> str:
+    if isinstance(field.kind, Kind | Named | ListOf):
+        return field.kind.allowed
+    return "a mapping, or null" if isinstance(field.kind, Section) and field.kind.nullable else "a mapping"
+
+
+def _add(keys: dict[str, _Key], path: tuple[str, ...], case: str, takes: str, default: object) -> None:
+    known = keys.setdefault(key_path(path), _Key(takes))
+    if case and case not in known.cases:
+        known.cases.append(case)
+    if default is REQUIRED:
+        shown = "required"
+    elif default is ABSENT or default is None or isinstance(default, Mapping | list):
+        shown = ""
+    else:
+        shown = f"`{yaml.safe_dump(getattr(default, 'value', default)).splitlines()[0]}`"
+    known.defaults.setdefault(shown, "prefill: " if path[:3] == ("engine", "workers", "prefill") else "")
+
+
+def _key_row(name: str, key: _Key, meaning: str) -> tuple[str, ...]:
+    given = f" ({', '.join(key.cases)})" if key.cases else ""
+    defaults = ", ".join(f"{where}{shown}" for shown, where in key.defaults.items())
+    return f"`{name}`{given}", key.takes, defaults, meaning
+
+
+def render_scenario() -> str:
+    """Every key of a scenario file."""
+    about = (
+        "Keys under their section, dotted. In brackets: the values of the section's `type` with which the key goes. "
+        "A default that is not shown is null, empty, or said by the meaning. What is refused: "
+        "[feature-support.md](../feature-support.md). `g2sim schema` prints the same for editors; "
+        "[scenario-files.md](../scenario-files.md) shows how to write a file."
+    )
+    rows: dict[str, list[tuple[str, ...]]] = {section: [] for section in _SECTIONS}
+    for path, key in scenario_keys().items():
+        section = max((one for one in _SECTIONS if path.startswith(one)), key=len)
+        rows[section].append(_key_row(path.removeprefix(section), key, MEANINGS.get(path, _TAG_MEANING)))
+    parts = list(_page("Scenario keys", "scenario", about))
+    for section in _SECTIONS:
+        title = f"`{section.removesuffix('.')}`" if section else "The file"
+        parts.append(f"## {title}\n\n{_table(('key', 'takes', 'default', 'meaning'), rows[section])}")
+    return "\n".join(parts)
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "events": render_events,
+    "rules": render_rules,
+    "report": render_report,
+    "scenario": render_scenario,
+}
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in PAGES:

@@ -16,7 +16,9 @@ from scenario_values import agentic_g2, aggregated, changed, disaggregated, sess
 
 from g2sim.scenarios.fields import Field, Kind, ListOf, Refused, Section, Spec, Variants
 from g2sim.scenarios.json_schema import scenario_schema, schema_text
+from g2sim.scenarios.key_meanings import MEANINGS
 from g2sim.scenarios.layout import SCENARIO
+from g2sim.scenarios.reference import render_scenario, scenario_keys
 from g2sim.scenarios.schema import Scenario
 
 SCHEMA = Draft202012Validator(scenario_schema())
@@ -142,3 +144,18 @@ def test_a_default_that_editors_show_is_the_default() -> None:
     assert load["properties"]["type"]["default"] == "concurrency"
     assert scenario_schema()["properties"]["seed"]["default"] == SCENARIO.fields["seed"].default
     assert isinstance(SCENARIO.fields["seed"], Field)
+
+
+def test_every_key_has_a_meaning_which_editors_and_the_reference_show() -> None:
+    """Whoever adds a key to the tables says in key_meanings what it means."""
+    tags = {path for path in scenario_keys() if path.rpartition(".")[2] == "type"}
+    assert set(scenario_keys()) - tags == set(MEANINGS)
+    worker = scenario_schema()["properties"]["engine"]["properties"]["workers"]["properties"]["prefill"]
+    sequences = worker["properties"]["scheduler"]["properties"]["max_sequences"]
+    assert sequences["description"] == (
+        "requests that run on a rank at the same time at most; a positive integer, or null for no limit"
+    )
+    page = render_scenario()
+    assert "| `scheduler.max_sequences` | a positive integer, or null for no limit | `256`, prefill: `1` |" in page
+    assert "| `lag_ms` (lag) | a finite number, 0 or more | required |" in page
+    assert "worker_crash" not in page, "what is refused is not advertised"
