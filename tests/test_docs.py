@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+from cli_process import run_cli
 
 from g2sim.bus.events import BY_TAG
 from g2sim.scenarios.cli import COMMANDS, cli
@@ -112,25 +113,21 @@ def test_reference_pages_name_every_event_and_rule() -> None:
     assert "| `preparation` | `str \\| None` | as in `RequestSpec`. |" in events
 
 
-def test_readme_shows_real_output(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/size-a-pool.md"])
+def test_a_page_shows_real_output(name: str, tmp_path: Path) -> None:
     """Lines below ``$ g2sim ...`` are lines of its output, in order; an excerpt may leave lines out."""
     (tmp_path / "scenarios").symlink_to(ROOT / "scenarios")
     shown = 0
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / name).read_text(encoding="utf-8")
     for block in (block for language, block in FENCE.findall(text) if language == "console"):
         for part in block.removeprefix("$ ").split("\n$ "):
             command, *lines = part.rstrip("\n").split("\n")
-            done = subprocess.run(
-                [sys.executable, "-m", "g2sim.scenarios.cli", *shlex.split(command)[1:]],
-                cwd=tmp_path,
-                env=os.environ,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            done = run_cli(tmp_path, *shlex.split(command)[1:])
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             rest = iter(done.stdout.splitlines())
             for line in lines:
-                assert line in rest, f"README.md: {command} does not print, at this place: {line}"
+                assert line in rest, f"{name}: {command} does not print, at this place: {line}"
                 shown += 1
-    assert shown > 25
+    assert shown > 15
+    if name == "docs/size-a-pool.md":
+        assert (tmp_path / "runs" / "pool.svg").read_bytes() == (ROOT / "docs" / "images" / "pool.svg").read_bytes()

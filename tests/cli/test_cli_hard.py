@@ -7,13 +7,12 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import Cli
+from cli_process import Cli, start_cli
 
 LONG = {
     "engine": {
@@ -45,8 +44,7 @@ def started(scenario: Path, out: Path, limit_bytes: int | None = None) -> subpro
         if limit_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
-    command = [sys.executable, "-m", "g2sim.scenarios.cli", "run", str(scenario), "--out", str(out), "--quiet"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit)
+    return start_cli(out.parent, "run", scenario, "--out", out, "--quiet", preexec_fn=limit)
 
 
 def wait_for_log(partial: Path, size_bytes: int) -> None:

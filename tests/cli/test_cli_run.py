@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import Cli
+from cli_process import Cli, start_cli
 from harness import HERE, case_scenario, load_case
 
 from g2sim.bus.log import LogReader
@@ -200,8 +200,7 @@ def test_a_cut_log_is_reported_up_to_the_cut(g2sim: Cli, tmp_path: Path) -> None
 
 def test_an_interrupted_run_exits_130_and_leaves_nothing(tmp_path: Path) -> None:
     scenario = write(tmp_path / "s.yaml", changed(SMALL, "traffic.stop.requests", 2_000_000))
-    command = [sys.executable, "-m", "g2sim.scenarios.cli", "run", str(scenario), "--out", str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with start_cli(tmp_path, "run", scenario, "--out", "out") as process:
         deadline = time.monotonic() + 60
         while not (tmp_path / "out.partial").exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPO, Cli
+from cli_process import REPO, Cli, start_cli
 from test_cli_run import SMALL, changed, write
 
 TRACES = REPO / "scenarios" / "library" / "traces"
@@ -177,15 +175,8 @@ class TestTest:
         for name in ("a.yaml", "b.yaml"):
             write(tmp_path / name, long)
         (scratch := tmp_path / "scratch").mkdir()
-        command = [sys.executable, "-m", "g2sim.scenarios.cli", "test", "a.yaml", "b.yaml", "--jobs", "2"]
-        child = subprocess.Popen(
-            [*command, "--junit", "r.xml"],
-            cwd=tmp_path,
-            env=os.environ | {"TMPDIR": str(scratch)},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = ["test", "a.yaml", "b.yaml", "--jobs", "2", "--junit", "r.xml"]
+        child = start_cli(tmp_path, *command, env=os.environ | {"TMPDIR": str(scratch)})
         deadline = time.monotonic() + 60
         while len(list(scratch.glob("*/*.partial"))) < 2:
             assert time.monotonic() < deadline

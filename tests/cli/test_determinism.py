@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from conftest import Cli
+from cli_process import Cli
 from test_cli_run import SMALL, changed
 
 

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import REPO, Cli
+from cli_process import REPO, Cli
 
 TEXT = (REPO / "docs" / "scenario-files.md").read_text()
 COMMANDS = re.findall(r"^    (g2sim .*)$", TEXT, re.MULTILINE)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cli_process import run_cli
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -58,18 +56,6 @@ def ran(values: Values, driver: Any = InlineDriver) -> tuple[Values, list[Record
     scenario = Scenario.from_dict(values, base_dir=LIBRARY)
     result = run_scenario(scenario, None, verify=True, driver=driver, on_record=records.append)
     return result.report, records
-
-
-def g2sim(*arguments: object, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "g2sim.scenarios.cli", *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONHASHSEED": str(hash_seed)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
 
 
 # The library ---------------------------------------------------------------------------------------------------------
@@ -207,7 +193,7 @@ def test_both_drivers_and_every_hash_seed_write_one_log_and_another_seed_another
         logs.append((tmp_path / name / "events.g2log").read_bytes())
     for hash_seed, more in ((3, ()), (4, ("--seed", 8))):
         out = tmp_path / f"{hash_seed}{len(more)}"
-        assert g2sim("run", file, "--out", out, "--quiet", *more, hash_seed=hash_seed).returncode == 0
+        assert run_cli(ROOT, "run", file, "--out", out, "--quiet", *more, hash_seed=hash_seed).returncode == 0
         logs.append((out / "events.g2log").read_bytes())
     assert logs[0] == logs[1] == logs[2] != logs[3]
     with LogReader(tmp_path / "trio" / "events.g2log") as reader:
@@ -306,7 +292,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 def test_a_bad_fault_exits_2_with_file_and_line(tmp_path: Path) -> None:
     text = (LIBRARY / "faults-loss.yaml").read_text(encoding="utf-8").replace("probability: 0.3", "probability: 3")
     (tmp_path / "bad.yaml").write_text(text, encoding="utf-8")
-    done = g2sim("run", tmp_path / "bad.yaml", "--out", tmp_path / "out")
+    done = run_cli(ROOT, "run", tmp_path / "bad.yaml", "--out", tmp_path / "out")
     assert done.returncode == 2
     assert "bad.yaml:" in done.stderr
     assert "faults.plan[0].probability: got 3" in done.stderr
@@ -331,7 +317,7 @@ def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
     assert len(commands()) >= 2
     for command in commands():
         words = [word.replace("runs/", f"{tmp_path}/") for word in shlex.split(command)][1:]
-        done = g2sim(*words)
+        done = run_cli(ROOT, *words)
         assert done.returncode == 0, done.stderr
         assert done.stdout
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
-REPO = Path(__file__).parents[2]
-LIBRARY = REPO / "scenarios" / "library"
-CHATS = LIBRARY / "chats-private-g2.yaml"
+from cli_process import LIBRARY, Done, run_cli
 
-Done = subprocess.CompletedProcess
-Call = Callable[..., "Done[str]"]
+CHATS = LIBRARY / "chats-private-g2.yaml"
 
 PREAMBLE = "import random\nfrom g2sim.actors.router.policy import *\n"
 
@@ -27,8 +21,7 @@ def write_policy(path: Path, body: str) -> Path:
 
 def cli(folder: Path, *arguments: object, hash_seed: int = 0, path: Path | None = None) -> Done[str]:
     """``g2sim`` in a folder; ``path`` is a further folder of packages."""
-    environment = os.environ | {"PYTHONHASHSEED": str(hash_seed)}
+    environment = {}
     if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), str(path)]))
-    command = [sys.executable, "-m", "g2sim.scenarios.cli", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(path)]))
+    return run_cli(folder, *arguments, hash_seed=hash_seed, environment=environment)

@@ -7,8 +7,6 @@ import math
 import os
 import signal
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +14,7 @@ from xml.etree import ElementTree
 import attrs
 import pytest
 import yaml
+from cli_process import start_cli
 from policy_values import CHATS, cli, write_policy
 
 from g2sim.bus.errors import ConfigError, SimError
@@ -98,15 +97,8 @@ def test_a_policy_at_fault_is_named_with_its_run(jobs: int, tmp_path: Path) -> N
 
 
 def test_an_interrupt_ends_all_processes_without_a_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "g2sim.scenarios.cli", "compare", CHATS, "--policy", "random", "--seeds", "50"]
-    with subprocess.Popen(
-        [*map(str, command), "--jobs", "2"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as running:
+    command = ["compare", CHATS, "--policy", "random", "--seeds", "50", "--jobs", "2"]
+    with start_cli(tmp_path, *command, start_new_session=True) as running:
         assert running.stderr is not None
         assert "1/100 runs: " in running.stderr.readline()
         os.killpg(running.pid, signal.SIGINT)

@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from policy_values import CHATS, REPO, cli
+from cli_process import REPO
+from policy_values import CHATS, cli
 
 PAGE = (REPO / "docs" / "write-a-policy.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from policy_values import CHATS, LIBRARY, cli
+from cli_process import LIBRARY
+from policy_values import CHATS, cli
 
 from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.explain import Explanation, explain_request

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import yaml
+from cli_process import run_cli
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from router_values import row, run_values, separate, worker
@@ -305,15 +303,7 @@ def test_every_hash_seed_writes_the_same_run_and_the_log_alone_gives_its_report(
     seen = []
     for hash_seed in ("1", "2"):
         out = tmp_path / hash_seed
-        done = subprocess.run(
-            [sys.executable, "-m", "g2sim.scenarios.cli", "run", str(file), "--out", str(out), "--verify"],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        done = run_cli(tmp_path, "run", file, "--out", out, "--verify", hash_seed=hash_seed)
         assert done.returncode == 0, done.stderr
         assert "router-decode/2" in done.stdout
         seen.append([(out / name).read_bytes() for name in ("events.g2log", "report.json", "requests.jsonl")])

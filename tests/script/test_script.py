@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from cli_process import run_cli
 
 from g2sim.actors.host_pool.events import LoadFinished
 from g2sim.actors.router.events import RequestPlaced
@@ -269,23 +267,17 @@ async def scenario(cluster):
 """
 
 
-def cli(*arguments: object, seed: str = "0") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "g2sim.scenarios.cli", *map(str, arguments)]
-    environment = os.environ | {"PYTHONHASHSEED": seed}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
-
-
 def test_a_file_is_run_reported_and_the_same_whatever_the_hash_seed(tmp_path: Path) -> None:
     (tmp_path / "deployment.yaml").write_text(json.dumps(deployment()))
     file = tmp_path / "twice.py"
     file.write_text(FILE.format(scenario="deployment.yaml", expected=3))
     logs = []
     for seed in ("1", "2"):
-        done = cli("run", file, "--out", tmp_path / seed, "--verify", seed=seed)
+        done = run_cli(tmp_path, "run", file, "--out", tmp_path / seed, "--verify", hash_seed=seed)
         assert done.returncode == 0, done.stderr
         logs.append((tmp_path / seed / "events.g2log").read_bytes())
     assert logs[0] == logs[1]
-    told = cli("report", tmp_path / "1", "--json")
+    told = run_cli(tmp_path, "report", tmp_path / "1", "--json")
     assert told.returncode == 0, told.stderr
     assert json.loads(told.stdout)["requests"]["completed"] == 2
 
@@ -293,12 +285,12 @@ def test_a_file_is_run_reported_and_the_same_whatever_the_hash_seed(tmp_path: Pa
 def test_a_file_whose_assertion_fails_exits_1_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "wrong.py"
     file.write_text(FILE.format(scenario=deployment(), expected=2))
-    done = cli("run", file, "--out", tmp_path / "out")
+    done = run_cli(tmp_path, "run", file, "--out", tmp_path / "out")
     assert done.returncode == 1
     line = FILE.splitlines().index(next(text for text in FILE.splitlines() if "assert" in text)) + 1
     assert f"error: {file}:{line} at " in done.stderr
     assert "Traceback" not in done.stderr
-    assert cli("report", tmp_path / "out").returncode == 1
+    assert run_cli(tmp_path, "report", tmp_path / "out").returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -315,7 +307,7 @@ def test_a_file_whose_assertion_fails_exits_1_with_its_line(tmp_path: Path) -> N
 def test_a_file_that_is_no_script_exits_2(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "bad.py"
     file.write_text(text)
-    done = cli("run", file, "--out", tmp_path / "out")
+    done = run_cli(tmp_path, "run", file, "--out", tmp_path / "out")
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -326,7 +318,7 @@ def test_the_library_script_of_the_docs_page(tmp_path: Path) -> None:
     docs = Path(__file__).parents[2] / "docs" / "scripted-scenarios.md"
     command = next(line for line in docs.read_text().splitlines() if line.startswith("    g2sim run")).split()
     assert command[:2] == ["g2sim", "run"]
-    done = cli("run", Path(__file__).parents[2] / command[2], "--out", tmp_path / "out", "--verify")
+    done = run_cli(tmp_path, "run", Path(__file__).parents[2] / command[2], "--out", tmp_path / "out", "--verify")
     assert done.returncode == 0, done.stderr
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli_process import run_cli
 from stream_cases import DATA, path_of
 
 from g2sim.scenarios import cli, live_streams
@@ -226,19 +225,9 @@ def test_files_are_checked_without_pyzmq(g2sim: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_output_does_not_depend_on_the_hash_seed() -> None:
-    script = (
-        "import sys; from g2sim.scenarios import cli; "
-        "cli.COMMANDS['validate'] = 'g2sim.scenarios.cli_streams'; cli.main(sys.argv[1:])"
-    )
-    files = sorted(str(path) for path in DATA.glob("*.jsonl"))
+    files = sorted(DATA.glob("*.jsonl"))
     outputs = [
-        subprocess.run(
-            [sys.executable, "-c", script, "validate", *files, "--shared-host", "--json"],
-            capture_output=True,
-            check=False,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("0", "1")
+        run_cli(DATA, "validate", *files, "--shared-host", "--json", hash_seed=seed).stdout for seed in ("0", "1")
     ]
     assert outputs[0]
     assert outputs[0] == outputs[1]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from cli_process import start_cli
 from test_stream_live import playing
 
 from g2sim.scenarios.publish_streams import outgoing
@@ -18,17 +18,6 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/validate.md").read_text(encoding="utf-8"), re.DOTALL)
 COMMANDS = [shlex.split(line) for block in BLOCKS for line in block.splitlines()]
 HOST = "tcp://10.0.0.5"
-
-
-def start(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
-    script = "from g2sim.scenarios.cli import main; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-    )
 
 
 def ended(process: subprocess.Popen[str]) -> str:
@@ -43,7 +32,7 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 
 def g2sim(arguments: list[str], folder: Path) -> str:
-    return ended(start(arguments, folder))
+    return ended(start_cli(folder, *arguments))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +101,7 @@ def test_publish_and_validate_in_two_terminals(folder: Path) -> None:
     """On free ports, where the page has the usual ones."""
     if not (folder / "runs/demo").exists():
         g2sim(shown("g2sim", "run")[1:], folder)
-    publisher = start([*shown("g2sim", "publish")[1:], "--port", "0", "--replay-port", "0"], folder)
+    publisher = start_cli(folder, *shown("g2sim", "publish")[1:], "--port", "0", "--replay-port", "0")
     try:
         assert publisher.stdout is not None
         rows = [publisher.stdout.readline().split() for _ in range(2)]

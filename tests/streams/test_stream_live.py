@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_process import start_cli
 from stream_cases import HOST, checked, path_of
 
 pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'g2sim[zmq]'")
@@ -29,11 +29,6 @@ from g2sim.scenarios.stream_sources import MessageReader
 from g2sim.scenarios.validate import BatchArrived, Source, Validator
 
 LIBRARY = Path(__file__).parents[2] / "scenarios" / "library"
-SCRIPT = (
-    "import sys; from g2sim.scenarios import cli; "
-    "cli.COMMANDS.update(dict.fromkeys(('validate', 'record', 'publish'), 'g2sim.scenarios.cli_streams')); "
-    "cli.main(sys.argv[1:])"
-)
 
 
 @pytest.fixture(scope="module")
@@ -206,16 +201,9 @@ def test_standin_tokens_are_one_to_one_and_known_tokens_are_kept() -> None:
     assert batch.events[0].engine.token_ids == tuple(range(8))
 
 
-def command(*arguments: object, **options: Any) -> subprocess.Popen[str]:
-    given = [str(argument) for argument in arguments]
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
-
-
 def test_publish_record_and_validate_work_as_commands(run_folder: Path, tmp_path: Path) -> None:
     capture = tmp_path / "live.g2cap"
-    publish = command("publish", run_folder, "--port", 0, "--replay-port", 0, "--wait", 20, "--linger", 0.5)
+    publish = start_cli(tmp_path, "publish", run_folder, "--port", 0, "--replay-port", 0, "--wait", 20, "--linger", 0.5)
     record: subprocess.Popen[str] | None = None
     try:
         assert publish.stdout is not None
@@ -224,7 +212,7 @@ def test_publish_record_and_validate_work_as_commands(run_folder: Path, tmp_path
         assert all("127.0.0.1" in stream for stream in streams)
         replays = [word for row in rows for word in ("--replay", row[4])]
         total = sum(1 for _ in outgoing(run_folder))
-        record = command("record", *streams, *replays, "--out", capture, "--count", total, "--for", 30)
+        record = start_cli(tmp_path, "record", *streams, *replays, "--out", capture, "--count", total, "--for", 30)
         _, err = record.communicate(timeout=60)
         assert record.returncode == 0, err
         assert publish.communicate(timeout=60)[1].strip().endswith("batches sent")
@@ -246,9 +234,9 @@ def test_publish_record_and_validate_work_as_commands(run_folder: Path, tmp_path
     assert [f.code for f in checked(cut)[0].findings.kept if f.severity == "error"] == ["KV002"]
 
 
-def test_ctrl_c_ends_with_a_full_verdict() -> None:
+def test_ctrl_c_ends_with_a_full_verdict(tmp_path: Path) -> None:
     with playing(path_of("f06")) as places:
-        process = command("validate", f"w0={places[0][1]}", "--replay", places[0][2], "--json")
+        process = start_cli(tmp_path, "validate", f"w0={places[0][1]}", "--replay", places[0][2], "--json")
         try:
             assert process.stderr is not None
             assert "Ctrl-C" in process.stderr.readline()

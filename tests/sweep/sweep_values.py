@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +64,6 @@ def scenario_file(folder: Path) -> Path:
     path = folder / "s.yaml"
     path.write_text(yaml.safe_dump(values()))
     return path
-
-
-def cli(folder: Path, *arguments: object, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "g2sim.scenarios.cli", *map(str, arguments)],
-        cwd=folder,
-        env=os.environ | {"PYTHONHASHSEED": str(hash_seed)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

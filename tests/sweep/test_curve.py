@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from sweep_values import cli, refused, scenario_file, values
+from cli_process import run_cli
+from sweep_values import refused, scenario_file, values
 
 from g2sim.scenarios.curve import GPU, HOST, curve, render_curve
 from g2sim.scenarios.run import run_scenario
@@ -65,7 +66,7 @@ def test_a_scenario_without_host_tier_is_refused_with_the_key_to_give(
 
 def test_rows_are_the_runs_with_these_sizes_and_the_picture_has_a_spot_for_each(scenario: Path) -> None:
     folder = scenario.parent
-    done = cli(
+    done = run_cli(
         folder,
         *("curve", "s.yaml", "--host-blocks", "1k,0,4", "--gpu-blocks", "64,6"),
         *("--csv", "a.csv", "--picture", "a.svg"),

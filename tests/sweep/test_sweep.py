@@ -6,17 +6,16 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 import pytest
 import yaml
+from cli_process import run_cli, start_cli
 from hypothesis import given
 from hypothesis import strategies as st
-from sweep_values import GPU, REQUESTS, cli, refused, scenario_file, trace_file, values
+from sweep_values import GPU, REQUESTS, refused, scenario_file, trace_file, values
 
 from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.run import run_scenario
@@ -102,7 +101,7 @@ def test_the_files_hold_the_same_bytes_however_points_are_run(scenario: Path) ->
     folder = scenario.parent
     command = ("sweep", "s.yaml", "--set", f"{GPU}=8,64", "--set", "traffic.source.strict=false,true", "--seeds", 2)
     told = [
-        cli(
+        run_cli(
             folder,
             *(*command, "--json", "--csv", f"{jobs}.csv", "--parquet", f"{jobs}.parquet"),
             *("--jobs", jobs, "--out", f"kept{jobs}"),
@@ -153,7 +152,7 @@ def test_a_point_that_fails_is_a_row_and_is_tried_again(scenario: Path) -> None:
     trace_file(folder / "good.jsonl", REQUESTS[:2])
     (folder / "bad.jsonl").write_text("{\n")
     command = ("sweep", "s.yaml", "--set", "traffic.source.paths=[bad.jsonl],[good.jsonl],[none.jsonl]")
-    done = cli(folder, *command, "--csv", "a.csv", "--out", "kept", "--jobs", 2)
+    done = run_cli(folder, *command, "--csv", "a.csv", "--out", "kept", "--jobs", 2)
     assert done.returncode == 1, done.stderr
     assert "error: 2 of 3 points failed\n" in done.stderr
     bad, good, none = csv.DictReader((folder / "a.csv").read_text().splitlines())
@@ -163,7 +162,7 @@ def test_a_point_that_fails_is_a_row_and_is_tried_again(scenario: Path) -> None:
     assert len(list((folder / "kept").iterdir())) == 1
     trace_file(folder / "bad.jsonl", REQUESTS[:2])
     trace_file(folder / "none.jsonl", REQUESTS[:1])
-    again = cli(folder, *command, "--out", "kept")
+    again = run_cli(folder, *command, "--out", "kept")
     assert again.returncode == 0, again.stderr
     assert "1 of 3 points were there already\n" in again.stderr
     assert "2/2 runs: " in again.stderr
@@ -243,14 +242,8 @@ def test_an_interrupt_leaves_finished_points_and_the_next_run_does_the_rest(tmp_
     path = tmp_path / "s.yaml"
     path.write_text(yaml.safe_dump(values(poisson=True) | {"name": "long"}))
     command = ["sweep", "s.yaml", "--set", f"{GPU}=16,32", "--set", "traffic.stop.requests=20,300", "--seeds", "2"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "g2sim.scenarios.cli", *command, "--jobs", "2", "--out", "points", "--csv", "a.csv"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as running:
+    command += ["--jobs", "2", "--out", "points", "--csv", "a.csv"]
+    with start_cli(tmp_path, *command, start_new_session=True) as running:
         assert running.stderr is not None
         assert "1/8 runs: " in running.stderr.readline()
         os.killpg(running.pid, signal.SIGINT)
@@ -262,7 +255,7 @@ def test_an_interrupt_leaves_finished_points_and_the_next_run_does_the_rest(tmp_
     assert 1 <= len(finished) < 8
     assert all(name.endswith(".json") for name in finished)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["points", "s.yaml"]
-    rest = cli(tmp_path, *command, "--out", "points", "--json")
+    rest = run_cli(tmp_path, *command, "--out", "points", "--json")
     assert rest.returncode == 0, rest.stderr
     assert f"{len(finished)} of 8 points were there already\n" in rest.stderr
     assert f"{8 - len(finished)}/{8 - len(finished)} runs: " in rest.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from cli_process import run_cli
 from click.testing import CliRunner
 from travel_runs import write_run
 
@@ -21,18 +22,6 @@ from g2sim.scenarios.run_folder import LOG_NAME
 
 REPO = Path(__file__).resolve().parents[2]
 DOCS = (REPO / "docs" / "time-travel.md").read_text()
-
-
-def g2sim(*arguments: object, cwd: Path, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "g2sim.scenarios.cli", *map(str, arguments)],
-        cwd=cwd,
-        env=os.environ | {"PYTHONHASHSEED": str(hash_seed)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
 
 
 def events_of(run: Path, *options: str) -> list[dict]:
@@ -44,8 +33,8 @@ def events_of(run: Path, *options: str) -> list[dict]:
 
 class TestInspect:
     def test_table_and_json_speak_of_the_same_state(self, plain: Path, tmp_path: Path) -> None:
-        table = g2sim("inspect", plain, "--at", 30, cwd=tmp_path)
-        value = json.loads(g2sim("inspect", plain, "--at", 30, "--json", cwd=tmp_path, hash_seed=1).stdout)
+        table = run_cli(tmp_path, "inspect", plain, "--at", 30)
+        value = json.loads(run_cli(tmp_path, "inspect", plain, "--at", 30, "--json", hash_seed=1).stdout)
         assert table.returncode == 0
         assert table.stdout.startswith(f"at 30.0 ms, after record {value['record']}\n")
         for rank in value["ranks"]:
@@ -61,7 +50,7 @@ class TestInspect:
         ],
     )
     def test_bad_options_exit_2(self, plain: Path, tmp_path: Path, options: list[str], told: str) -> None:
-        done = g2sim("inspect", plain, *options, cwd=tmp_path)
+        done = run_cli(tmp_path, "inspect", plain, *options)
         assert done.returncode == 2
         assert told in done.stderr
         assert "Traceback" not in done.stderr
@@ -69,7 +58,7 @@ class TestInspect:
     def test_a_cut_log_exits_1_after_the_state(self, plain: Path, tmp_path: Path) -> None:
         data = (plain / LOG_NAME).read_bytes()
         (tmp_path / "cut.g2log").write_bytes(data[: len(data) // 2])
-        done = g2sim("inspect", "cut.g2log", cwd=tmp_path)
+        done = run_cli(tmp_path, "inspect", "cut.g2log")
         assert done.returncode == 1
         assert "last record: #" in done.stdout
         assert "cut.g2log: record" in done.stderr
@@ -115,7 +104,7 @@ class TestEvents:
         ],
     )
     def test_words_that_mean_nothing_exit_2(self, plain: Path, tmp_path: Path, options: list[str], told: str) -> None:
-        done = g2sim("events", plain, *options, cwd=tmp_path)
+        done = run_cli(tmp_path, "events", plain, *options)
         assert done.returncode == 2
         assert told in done.stderr
         assert done.stdout == ""
@@ -132,15 +121,15 @@ class TestEvents:
 class TestDiff:
     def test_a_run_equals_its_repetition(self, plain: Path, tmp_path: Path) -> None:
         again = write_run(tmp_path, "again")
-        done = g2sim("diff", plain, again, cwd=tmp_path)
+        done = run_cli(tmp_path, "diff", plain, again)
         assert done.returncode == 0
         assert done.stdout == "the runs are equal: scenario, every record, report\n"
 
     def test_two_policies_part_at_a_record_and_in_the_report(self, plain: Path, late: Path, tmp_path: Path) -> None:
-        done = g2sim("diff", plain, late, cwd=tmp_path)
+        done = run_cli(tmp_path, "diff", plain, late)
         assert done.returncode == 1
         assert "router.policy: 'round_robin' -> 'dynamo_kv'" in done.stdout
-        value = json.loads(g2sim("diff", plain, late, "--json", cwd=tmp_path, hash_seed=1).stdout)
+        value = json.loads(run_cli(tmp_path, "diff", plain, late, "--json", hash_seed=1).stdout)
         first = value["first_difference"]
         rows = [events_of(run) for run in (plain, late)]
         idx = next(idx for idx, pair in enumerate(zip(*rows, strict=False)) if pair[0] != pair[1])
@@ -157,7 +146,7 @@ class TestDiff:
     def test_a_log_that_goes_on_longer_differs_where_the_other_ends(self, plain: Path, tmp_path: Path) -> None:
         data = (plain / LOG_NAME).read_bytes()
         (tmp_path / "cut.g2log").write_bytes(data[: len(data) // 2])
-        done = g2sim("diff", plain, "cut.g2log", cwd=tmp_path)
+        done = run_cli(tmp_path, "diff", plain, "cut.g2log")
         assert done.returncode == 1
         assert "cut.g2log: the log has ended before" in done.stdout
         assert "error: cut.g2log: record" in done.stderr
@@ -165,7 +154,7 @@ class TestDiff:
 
 class TestExport:
     def test_prometheus_has_the_figures_of_the_report(self, plain: Path, tmp_path: Path) -> None:
-        done = g2sim("export", plain, "--prometheus", cwd=tmp_path)
+        done = run_cli(tmp_path, "export", plain, "--prometheus")
         report = json.loads((plain / "report.json").read_text())
         sample = re.compile(r'[a-z][a-z0-9_]*\{([a-z_]+="[^"]*",?)+\} \S+')
         samples = {}
@@ -181,7 +170,7 @@ class TestExport:
         assert len(ranks) == 2
 
     def test_parquet_has_every_event_and_every_request(self, plain: Path, tmp_path: Path) -> None:
-        done = g2sim("export", plain, "--parquet", "--out", "pq", cwd=tmp_path)
+        done = run_cli(tmp_path, "export", plain, "--parquet", "--out", "pq")
         assert done.returncode == 0, done.stderr
         requests = pyarrow.parquet.read_table(tmp_path / "pq" / "requests.parquet").to_pylist()
         rows = [json.loads(line) for line in (plain / "requests.jsonl").read_text().splitlines()]
@@ -210,7 +199,7 @@ class TestExport:
     ) -> None:
         (tmp_path / "mine").write_text("mine")
         (tmp_path / "folder").mkdir()
-        done = g2sim("export", plain, *options, cwd=tmp_path)
+        done = run_cli(tmp_path, "export", plain, *options)
         assert done.returncode == 2
         assert told in done.stderr
         assert (tmp_path / "mine").read_text() == "mine"
@@ -218,14 +207,8 @@ class TestExport:
 
     def test_without_pyarrow_it_says_what_to_install(self, plain: Path, tmp_path: Path) -> None:
         (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
-        done = subprocess.run(
-            [sys.executable, "-m", "g2sim.scenarios.cli", "export", str(plain), "--parquet", "--out", "pq"],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        hidden = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+        done = run_cli(tmp_path, "export", plain, "--parquet", "--out", "pq", environment=hidden)
         assert done.returncode == 2
         assert "pip install 'g2sim[parquet]'" in done.stderr
 
@@ -237,11 +220,11 @@ class TestDocs:
         library = tmp_path / "scenarios" / "library"
         shutil.copytree(REPO / "scenarios" / "library", library, ignore=shutil.ignore_patterns("*.py"))
         for command in self.COMMANDS:
-            done = g2sim(*shlex.split(command)[1:], cwd=tmp_path)
+            done = run_cli(tmp_path, *shlex.split(command)[1:])
             assert done.returncode == (1 if " diff " in command else 0), (command, done.stderr)
 
     def test_help_fits_and_has_an_example(self, tmp_path: Path) -> None:
         for command in ("inspect", "events", "diff", "export"):
-            shown = g2sim(command, "--help", cwd=tmp_path).stdout
+            shown = run_cli(tmp_path, command, "--help").stdout
             assert "Example:" in shown
             assert max(map(len, shown.splitlines())) <= 100

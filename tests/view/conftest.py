@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,23 +51,5 @@ def within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
             cli.main([str(argument) for argument in arguments])
         told = capsys.readouterr()
         return int(stop.value.code or 0), told.out, told.err
-
-    return call
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs ``g2sim`` with arguments in an empty folder."""
-
-    def call(*arguments: object, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "g2sim.scenarios.cli", *map(str, arguments)],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONHASHSEED": str(hash_seed)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
 
     return call

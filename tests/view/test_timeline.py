@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_process import Cli
 
 from g2sim.scenarios.run import scenario_of_log
 from g2sim.scenarios.timeline import write_timeline
@@ -158,11 +158,9 @@ def test_counters_end_at_the_report_s_levels(run_of: RunOf) -> None:
     assert {"G1 agg-0/0 [blocks]", "G1 agg-1/0 [blocks]"} <= last.keys()
 
 
-def test_the_command_writes_the_same_bytes_in_every_process(
-    run_of: RunOf, command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_the_command_writes_the_same_bytes_in_every_process(run_of: RunOf, g2sim: Cli, tmp_path: Path) -> None:
     for seed in (1, 2):
-        done = command("timeline", run_of("demo"), "--out", f"{seed}.json", hash_seed=seed)
+        done = g2sim("timeline", run_of("demo"), "--out", f"{seed}.json", hash_seed=seed)
         assert (done.returncode, done.stdout, done.stderr) == (0, f"{seed}.json\n", "")
     text = (tmp_path / "1.json").read_text()
     assert text == (tmp_path / "2.json").read_text()

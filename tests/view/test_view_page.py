@@ -7,13 +7,12 @@ import json
 import re
 import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cli_process import Cli, run_cli
 from hypothesis import given
 from hypothesis import strategies as st
 from view_values import payload_of
@@ -26,7 +25,6 @@ from g2sim.scenarios.view.page import page_of_log
 
 RunOf = Callable[[str], Path]
 PageOf = Callable[[str], str]
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Within = Callable[..., tuple[int, str, str]]
 RUNS = ("demo", "separate", "many")
 OVERLAPS = ("selected_overlap_blocks", "best_available_overlap_blocks")
@@ -190,15 +188,15 @@ def test_a_longer_run_s_kv_events_are_added_up(run_of: RunOf, page_of: PageOf, m
 
 
 def test_the_file_goes_into_the_run_folder_and_is_the_same_in_every_process(
-    run_of: RunOf, command: Command, tmp_path: Path
+    run_of: RunOf, g2sim: Cli, tmp_path: Path
 ) -> None:
     shutil.copytree(run_of("demo"), tmp_path / "run")
-    done = command("view", "run")
+    done = g2sim("view", "run")
     assert (done.returncode, done.stdout, done.stderr) == (0, "run/view.html\n", "")
-    again = command("view", "run", "--out", "other.html", hash_seed=99)
+    again = g2sim("view", "run", "--out", "other.html", hash_seed=99)
     assert again.returncode == 0
     assert (tmp_path / "run" / "view.html").read_bytes() == (tmp_path / "other.html").read_bytes()
-    beside = command("view", Path("run") / LOG_NAME)
+    beside = g2sim("view", Path("run") / LOG_NAME)
     assert beside.stdout == "run/events.view.html\n"
     # The page says how the run was named, and is the same otherwise.
     page, of_log = (payload_of((tmp_path / "run" / name).read_text()) for name in ("view.html", "events.view.html"))
@@ -280,15 +278,9 @@ def test_a_failed_run_is_shown_with_its_error(run_of: RunOf, within: Within, tmp
 
 @pytest.mark.parametrize("verb", ["view", "timeline"])
 def test_a_full_disk_ends_with_the_path_and_leaves_nothing(run_of: RunOf, tmp_path: Path, verb: str) -> None:
-    command = [sys.executable, "-m", "g2sim.scenarios.cli", verb, run_of("demo"), "--out", "page"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    done = run_cli(tmp_path, verb, run_of("demo"), "--out", "page", preexec_fn=limit)
     assert (done.returncode, done.stderr) == (1, "error: page: cannot be written: File too large\n")
     assert not list(tmp_path.iterdir())
