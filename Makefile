@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 REFERENCE := build/reference
 TYPES := build/types/g2sim
 
-.PHONY: demo test check differential swarm reference install clean
+.PHONY: demo test check docs differential swarm reference install clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/g2sim run scenarios/library/agentx-g2-shared.yaml
@@ -16,6 +16,10 @@ check: $(VENV)/test-installed $(TYPES)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy -p g2sim
+
+# The documentation as a site, build/site; broken links and anchors, and pages that the menu lacks, fail.
+docs: $(VENV)/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 # make differential COUNT=5000 FIRST=1; without FIRST a fresh seed is drawn and printed. First round robin, then the KV router.
 COUNT ?= 300
@@ -42,6 +46,10 @@ $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 $(VENV)/test-installed: pyproject.toml | $(VENV)/bin/python
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch $@ $(VENV)/installed
+
+$(VENV)/docs-installed: pyproject.toml | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
 
 $(REFERENCE)/installed:
 	python3 -m venv $(REFERENCE)

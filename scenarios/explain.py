@@ -375,11 +375,12 @@ class _ExplainFold:
         if found == len(hashes):
             return []
         reasons = []
+        struck = "" if self._scenario.faults is None else ", or not at all: the scenario has faults"
         if at_placement < len(hashes):
             reasons.append(
                 f"stale event: {len(hashes) - at_placement} of {len(hashes)} blocks were of no use at the placement "
                 f"already, from block {at_placement} on, {gone}; "
-                f"KV events reach the router {self._explained.lag_ms:g} ms late"
+                f"KV events reach the router {self._explained.lag_ms:g} ms late{struck}"
             )
         held = min(at_placement, _usable(look.held, hashes))
         if held < at_placement:
