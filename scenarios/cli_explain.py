@@ -38,12 +38,14 @@ def explain(run_path: Path, request: str, as_json: bool) -> None:
 
 
 def _parts(told: Explanation) -> Iterator[str]:
+    from g2sim.actors.kv.blocks import whole_blocks
+
     arrival, block = told.arrival, told.block_size_tokens
     name = "" if arrival.name is None else f" ({arrival.name})"
     session = "" if arrival.session_id is None else f", session {arrival.session_id}"
     yield (
         f"request {arrival.request}{name}{session}: {arrival.input_tokens} prompt tokens, "
-        f"{arrival.input_tokens // block} whole blocks of {block}; "
+        f"{whole_blocks(arrival.input_tokens, block)} whole blocks of {block}; "
         f"{arrival.output_tokens} tokens asked; arrived at {arrival.arrival_ms:.3f} ms"
     )
     for decision in told.decisions:

@@ -12,7 +12,10 @@ from g2sim.bus.errors import SimError
 
 @click.group()
 def policy() -> None:
-    """List, begin and check placement policies. docs/write-a-policy.md is the way through them."""
+    """List, begin and check placement policies. docs/write-a-policy.md is the way through them.
+
+    Example: g2sim policy list
+    """
 
 
 @policy.command("list")

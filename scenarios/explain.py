@@ -26,6 +26,7 @@ from g2sim.actors.handoff.events import (
     TransferStarted,
 )
 from g2sim.actors.host_pool.events import LoadFinished, LoadQueued
+from g2sim.actors.kv.blocks import reusable_blocks
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
 from g2sim.actors.router.events import PlacementWeighed, RequestPlaced, RequestRefused, RequestWaits
 from g2sim.actors.traffic.events import RequestArrived
@@ -368,7 +369,8 @@ class _ExplainFold:
         """Why the rank found less, or more, than its router believed."""
         hashes, at_placement, gone = self._believed[look.pool]
         block_size = self._explained.block_size_tokens
-        found, most = look.reused_tokens // block_size, (self._explained.arrival.input_tokens - 1) // block_size
+        found = look.reused_tokens // block_size
+        most = reusable_blocks(self._explained.arrival.input_tokens, block_size)
         if found > len(hashes):
             more = found - len(hashes)
             return [f"more than believed: {more} blocks came while it waited, or the router had not heard of them"]

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from g2sim.actors.config import DeploymentConfig, TieBreak, WorkerRole
-from g2sim.actors.kv.blocks import BlockChain
+from g2sim.actors.kv.blocks import BlockChain, reusable_blocks
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
 from g2sim.actors.router.events import RequestPlaced
 from g2sim.actors.router.policy import Placement
@@ -93,7 +93,7 @@ class PlacementAudit:
         }
 
     def _usable(self, blocks: int, tokens: int) -> int:
-        return min(blocks, (tokens - 1) // self._block_size)
+        return min(blocks, reusable_blocks(tokens, self._block_size))
 
     def _place(self, event: RequestPlaced) -> None:
         prompt = self._arrived[event.request]

@@ -19,7 +19,7 @@ from g2sim.actors.config import WorkerRole
 from g2sim.actors.handoff import events as ho
 from g2sim.actors.host_pool import events as hp
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
-from g2sim.actors.router.events import RequestPlaced
+from g2sim.actors.router.events import PlacementWeighed, RequestPlaced
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.worker import events as wk
 from g2sim.bus.errors import InvariantViolation
@@ -89,6 +89,8 @@ class SpanSink:
     """Takes what a ``SpanFold`` finds, in order of its end. Each method does nothing until a subclass wants it."""
 
     def arrived(self, time_ms: float, event: RequestArrived) -> None: ...
+
+    def weighed(self, event: PlacementWeighed) -> None: ...
 
     def placed(self, time_ms: float, event: RequestPlaced) -> None: ...
 
@@ -174,6 +176,9 @@ class SpanFold:
     def _arrived(self, time_ms: float, event: RequestArrived) -> None:
         self._open[event.request] = _Open("router", min(event.arrival_ms, time_ms))
         self._sink.arrived(time_ms, event)
+
+    def _weighed(self, _: float, event: PlacementWeighed) -> None:
+        self._sink.weighed(event)
 
     def _placed(self, time_ms: float, event: RequestPlaced) -> None:
         self._sink.placed(time_ms, event)
@@ -344,6 +349,7 @@ def _rank_of(event: Any) -> str:
 
 _HANDLERS: Mapping[type[Any], Callable[[SpanFold, float, Any], None]] = {
     RequestArrived: SpanFold._arrived,
+    PlacementWeighed: SpanFold._weighed,
     RequestPlaced: SpanFold._placed,
     wk.RequestQueued: SpanFold._queued,
     wk.RequestAdmitted: SpanFold._admitted,

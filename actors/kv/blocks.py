@@ -32,6 +32,16 @@ def sequence_hash(parent_hash: int | None, own_tokens_hash: int) -> int:
     return xxh3_64_intdigest(_pack_pair(parent_hash, own_tokens_hash), HASH_SEED)
 
 
+def whole_blocks(prompt_tokens: int, block_size_tokens: int) -> int:
+    """Blocks of a prompt that have an identity: what a router can believe in and a cache can hold."""
+    return prompt_tokens // block_size_tokens
+
+
+def reusable_blocks(prompt_tokens: int, block_size_tokens: int) -> int:
+    """Blocks of a prompt that a cache can save: the last token is always computed, so its block is."""
+    return (prompt_tokens - 1) // block_size_tokens
+
+
 @attrs.frozen(slots=True, eq=False)
 class BlockChain:
     """Identity of a prompt's whole blocks, in prompt order.

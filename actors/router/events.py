@@ -6,6 +6,8 @@ A decision is what one turn of a router publishes about one request: ``rt.why`` 
 
 from __future__ import annotations
 
+from operator import add
+
 from g2sim.bus.events import event
 
 
@@ -17,8 +19,8 @@ class RequestPlaced:
         worker, dp_rank: where it goes; ``scheduler`` = worker * dp_size + dp_rank.
         outcome: "immediate", or "queued" when it waited in the router.
         queued_at_ms: when it began to wait, None when it did not.
-        overlap_blocks, best_overlap_blocks: overlap that the router believed in at the chosen rank, and the best
-            among the eligible ones; None for a policy that does not look.
+        overlap_blocks, best_overlap_blocks: overlap that the policy reports for the chosen rank, and the best among the
+            eligible ones (dynamo_kv weighs blocks in host memory); None for a policy that does not look.
     """
 
     request: int
@@ -66,6 +68,11 @@ class PlacementWeighed:
     part_names: tuple[str, ...]
     parts: tuple[tuple[float, ...], ...]
     overlap_hash: int | None
+
+    @property
+    def believed_blocks(self) -> tuple[int, ...]:
+        """Blocks of the prompt that the router believes each candidate to hold, in both tiers, without any weight."""
+        return tuple(map(add, self.device_blocks, self.host_blocks))
 
 
 @event("rt.wait")

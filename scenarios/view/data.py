@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from g2sim.actors.config import DeploymentConfig, HostScope, PoolConfig, WorkerRole
+from g2sim.actors.kv.blocks import reusable_blocks, whole_blocks
 from g2sim.actors.kv.events import BlocksCleared, BlocksStored, Tier
-from g2sim.actors.router.events import RequestPlaced
+from g2sim.actors.router.events import PlacementWeighed, RequestPlaced
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.events import RequestAdmitted, RequestPreempted
@@ -124,6 +125,8 @@ class ViewData(SpanSink):
         self._host: dict[str, _Series] = {}
         self._placements = _Series("at", "request", "rank", "waited", "overlap", "best", "found")
         self._unfound: dict[tuple[int, int], int] = {}  # (request, rank) -> its placement, not yet admitted
+        # (request, pool) -> blocks believed to be at the chosen rank, and at the best one
+        self._believed: dict[tuple[int, str], tuple[int | None, int | None]] = {}
         self._publishers = [_Publisher() for _ in self._ranks]
         self._kv = {kind: _Series("at", "blocks") for kind in _KV_KINDS}
         self._last_us = 0
@@ -147,6 +150,10 @@ class ViewData(SpanSink):
     def preempted(self, time_ms: float, event: RequestPreempted) -> None:
         self._requests[event.request].preemptions += 1
 
+    def weighed(self, event: PlacementWeighed) -> None:
+        believed = event.believed_blocks
+        self._believed[event.request, event.pool] = believed[event.chosen], max(believed)
+
     def placed(self, time_ms: float, event: RequestPlaced) -> None:
         role = next(role for role in WorkerRole if role.pool_name == event.pool)
         rank = self._ranks[rank_name(role.value, event.worker, event.dp_rank)]
@@ -155,13 +162,16 @@ class ViewData(SpanSink):
         # A decode rank is sent what it lacks, so what it found says nothing of the router's belief.
         if role is not WorkerRole.DECODE:
             self._unfound[event.request, rank] = len(self._placements)
+        # Unlike the overlap that a policy reports, the account of a placement has whole blocks without any weight.
+        believed = self._believed.pop((event.request, event.pool), (event.overlap_blocks, event.best_overlap_blocks))
+        overlap, best = (_NONE, _NONE) if event.overlap_blocks is None else believed
         self._placements.add(
             whole_us(time_ms),
             event.request,
             rank,
             0 if event.queued_at_ms is None else whole_us(time_ms) - whole_us(event.queued_at_ms),
-            _NONE if event.overlap_blocks is None else event.overlap_blocks,
-            _NONE if event.best_overlap_blocks is None else event.best_overlap_blocks,
+            _NONE if overlap is None else overlap,
+            _NONE if best is None else best,
             _NONE,
         )
 
@@ -286,7 +296,10 @@ class ViewData(SpanSink):
                 name: _differences(column) if name == "at" else column.tolist()
                 for name, column in self._placements.columns.items()
             }
-            | {"usable": [(self._requests[r].input_tokens - 1) // self._block_size for r in self._placed_requests()]},
+            | {
+                name: [count(self._requests[r].input_tokens, self._block_size) for r in self._placed_requests()]
+                for name, count in (("whole", whole_blocks), ("usable", reusable_blocks))
+            },
             "kv": self._kv_columns(),
         }
 

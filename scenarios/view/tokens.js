@@ -137,12 +137,13 @@ function tokenCharts(model, state, { colour, stack, scaleLine, label }) {
   };
 
   function placementRows(i) {
-    const blocks = (n) => `${whole(n)} of ${whole(P.usable[i])} blocks`;
+    const blocks = (n) => `${whole(n)} of ${whole(P.whole[i])} whole blocks`;
     const rows = [["placed", atTime(P.time[i])]];
     if (P.waited[i]) rows.push(["waited in router", ms(P.waited[i])]);
     if (P.found[i] >= 0) rows.push(["found at admission", blocks(P.found[i]), "found"]);
     if (P.overlap[i] >= 0) rows.push(["counted on", blocks(P.overlap[i]), "believed"]);
     if (P.best[i] >= 0) rows.push(["best rank's", blocks(P.best[i]), "best"]);
+    if (P.usable[i] < P.whole[i]) rows.push(["always computed", "1 block: the last token's"]);
     return rows;
   }
 

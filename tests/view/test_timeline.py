@@ -26,7 +26,7 @@ def trace_of(run: Path) -> Trace:
     if run not in _READ:
         file = io.StringIO()
         write_timeline(run, scenario_of_log(run), file)
-        _READ[run] = json.loads(file.getvalue())
+        _READ[run] = json.loads(file.getvalue(), parse_constant=pytest.fail)  # NaN is no JSON
     return _READ[run]
 
 
