@@ -44,7 +44,7 @@ $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/test-installed: pyproject.toml | $(VENV)/bin/python
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[test,docs]'
 	touch $@ $(VENV)/installed
 
 $(VENV)/docs-installed: pyproject.toml | $(VENV)/bin/python

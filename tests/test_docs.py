@@ -91,6 +91,28 @@ def test_a_command_that_does_not_exist_is_found(line: str) -> None:
         parse(line)
 
 
+def commands_of(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Context]]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        inner = click.Context(command, info_name=name, parent=context, terminal_width=100)
+        yield inner.command_path, inner
+        if isinstance(command, click.Group):
+            yield from commands_of(command, inner)
+
+
+def test_every_help_fits_and_has_an_example_that_parses() -> None:
+    found = dict(commands_of(cli, click.Context(cli, info_name="g2sim")))
+    assert {f"g2sim {name}" for name in COMMANDS} | {"g2sim policy new"} <= set(found)
+    for path, context in found.items():
+        shown = context.command.get_help(context)
+        assert max(map(len, shown.splitlines())) <= 100, path
+        _, _, examples = shown.partition("Example")
+        example = " ".join(examples.partition("\n\n")[0].split())
+        assert example.startswith(": g2sim "), f"{path} --help shows no example"
+        parse(example[2:])
+
+
 def test_every_command_is_shown_somewhere() -> None:
     shown = {line.split()[1] for page in PAGES for line in commands_in(page.read_text(encoding="utf-8"))}
     assert shown >= set(COMMANDS)

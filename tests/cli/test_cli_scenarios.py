@@ -188,10 +188,3 @@ class TestTest:
         assert "Traceback" not in said
         assert {item.name for item in tmp_path.iterdir()} == {"a.yaml", "b.yaml", "scratch"}
         assert list(scratch.iterdir()) == []
-
-
-def test_help_fits_and_has_an_example(g2sim: Cli) -> None:
-    for command in ("run", "schema", "check", "test"):
-        shown = g2sim(command, "--help").stdout
-        assert "Example:" in shown
-        assert max(map(len, shown.splitlines())) <= 100
