@@ -15,7 +15,7 @@ from g2sim.bus.errors import ConfigError, SimError
 
 if TYPE_CHECKING:
     from g2sim.scenarios.processes import Progress
-    from g2sim.scenarios.sweep import Sweep
+    from g2sim.scenarios.sweep import Runner, Sweep
 
 _BLOCKS = re.compile(r"([0-9]{1,12})([kM]?)")
 _UNITS = {"": 1, "k": 1000, "M": 1_000_000}
@@ -52,7 +52,8 @@ def _shared_options(command: _Command) -> _Command:
             metavar="DIR",
             help="Keep finished points there; those that are there already are not run again.",
         ),
-        click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes at a time."),
+        click.option("--dask", metavar="HOST:PORT", help="Run on the Dask cluster with that scheduler (extra dask)."),
+        click.option("--jobs", type=click.IntRange(1, 256), help="Processes at a time.  [default: 1]"),
         click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each point."),
     ):
         command = option(command)
@@ -70,7 +71,15 @@ def _shared_options(command: _Command) -> _Command:
     help="A dotted path of the scenario and its values, as in a YAML list; repeat it for every combination.",
 )
 @_shared_options
-def sweep(file: Path, settings: tuple[str, ...], seeds: int, jobs: int, out: Path | None, **output: Any) -> None:
+def sweep(
+    file: Path,
+    settings: tuple[str, ...],
+    seeds: int,
+    jobs: int | None,
+    dask: str | None,
+    out: Path | None,
+    **output: Any,
+) -> None:
     """Run the scenario in FILE with every combination of values of some of its fields.
 
     Prints a row a run. One that fails is a row with its error, and makes the exit code 1.
@@ -80,8 +89,10 @@ def sweep(file: Path, settings: tuple[str, ...], seeds: int, jobs: int, out: Pat
     from g2sim.scenarios.sweep import read_settings
     from g2sim.scenarios.sweep import sweep as run_all
 
-    axes = read_settings(settings)
-    _carry_out(lambda progress: run_all(file, axes, seeds=seeds, jobs=jobs, folder=out, progress=progress), **output)
+    axes, runner = read_settings(settings), _runner(jobs, dask)
+    _carry_out(
+        lambda progress: run_all(file, axes, seeds=seeds, runner=runner, folder=out, progress=progress), **output
+    )
 
 
 @click.command()
@@ -97,7 +108,8 @@ def curve(
     host_blocks: str,
     gpu_blocks: str | None,
     seeds: int,
-    jobs: int,
+    jobs: int | None,
+    dask: str | None,
     out: Path | None,
     picture: Path | None,
     **output: Any,
@@ -117,11 +129,27 @@ def curve(
     gpu = None if gpu_blocks is None else _blocks("--gpu-blocks", gpu_blocks, 1)
     if picture is not None and gpu is not None and len(gpu) > MAX_LINES:
         raise ConfigError("--gpu-blocks", problem="too many for one picture", allowed=f"at most {MAX_LINES} of them")
+    runner = _runner(jobs, dask)
     _carry_out(
-        lambda progress: run_all(file, host, gpu, seeds=seeds, jobs=jobs, folder=out, progress=progress),
+        lambda progress: run_all(file, host, gpu, seeds=seeds, runner=runner, folder=out, progress=progress),
         picture=picture,
         **output,
     )
+
+
+def _runner(jobs: int | None, dask: str | None) -> Runner:
+    """Where points run. Raises: ConfigError."""
+    if dask is None:
+        from g2sim.scenarios.processes import Processes
+
+        return Processes(jobs or 1)
+    if jobs is not None:
+        raise ConfigError(
+            "--jobs", problem="not with --dask", hint="the cluster's workers decide how many run at a time"
+        )
+    from g2sim.scenarios.dask_cluster import DaskCluster
+
+    return DaskCluster(dask)
 
 
 def _blocks(option: str, text: str, least: int) -> list[int]:

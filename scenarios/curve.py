@@ -15,7 +15,7 @@ from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.processes import Progress
 from g2sim.scenarios.schema import load_scenario
 from g2sim.scenarios.svg import BLUE, FAINT, GREEN, GREY, INK, ORANGE, document, dot, line, text, tick_step
-from g2sim.scenarios.sweep import Point, Row, Sweep, run_points
+from g2sim.scenarios.sweep import IN_THIS_PROCESS, Point, Row, Runner, Sweep, run_points
 
 HOST, GPU = "host_blocks", "gpu_blocks"
 MAX_LINES = 6
@@ -31,7 +31,7 @@ def curve(
     gpu_blocks: Sequence[int] | None,
     *,
     seeds: int = 1,
-    jobs: int = 1,
+    runner: Runner = IN_THIS_PROCESS,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
@@ -40,8 +40,8 @@ def curve(
     Args:
         host_blocks: capacities of each host pool (G2) [blocks]; 0 is no host tier.
         gpu_blocks: capacities of each rank's GPU cache (G1) [blocks], of all roles; None leaves the scenario's.
-        seeds: runs of each point; jobs, folder, progress: as for ``run_points``.
-    Raises: ConfigError, also if the scenario has no host tier; SimError if a process is killed.
+        seeds: runs of each point; runner, folder, progress: as for ``run_points``.
+    Raises: ConfigError, also if the scenario has no host tier; SimError if ``runner`` fails.
     """
     pools = load_scenario(path).deployment.pools
     caches = {pool.role: f"engine.workers.{pool.role.value}.kv_cache" for pool in pools}
@@ -59,7 +59,7 @@ def curve(
         if GPU in labels:
             changes |= {f"{cache}.capacity.blocks": labels[GPU] for cache in caches.values()}
         points += [Point(labels, changes, shift) for shift in range(seeds)]
-    return run_points(path, axes, points, jobs=jobs, folder=folder, progress=progress)
+    return run_points(path, axes, points, runner=runner, folder=folder, progress=progress)
 
 
 def render_curve(found: Sweep) -> str:

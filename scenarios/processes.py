@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
 from typing import TypeVar
 
+import attrs
 import click
 
 from g2sim.bus.errors import SimError
@@ -24,6 +25,22 @@ Progress = Callable[[int, int, str], None]
 """Called after every run with: runs done, runs in all, what was run."""
 
 _BAR = 24
+
+
+@attrs.frozen
+class Processes:
+    """Carries out tasks in up to ``jobs`` processes of this machine. (``DaskCluster`` does so on others.)"""
+
+    jobs: int = 1
+
+    def outcomes(
+        self, work: Callable[[Task], Outcome], tasks: Sequence[Task]
+    ) -> Generator[tuple[int, Outcome], None, None]:
+        """(position of the task, what ``work`` gives for it), in the order in which they are done.
+
+        Raises: as ``outcomes``.
+        """
+        yield from outcomes(work, tasks, self.jobs, as_they_come=True)
 
 
 def outcomes(

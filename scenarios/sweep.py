@@ -10,13 +10,14 @@ point. Not looked at: the code of installed placement policies, and the version 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO, TypeVar
 
 import attrs
 
@@ -24,9 +25,10 @@ from g2sim.bus.errors import ConfigError, SimError
 from g2sim.scenarios.compare import METRICS as COMPARED
 from g2sim.scenarios.compare import Metric, audited_run, seeded
 from g2sim.scenarios.output_file import new_text_file
-from g2sim.scenarios.processes import Progress, outcomes
+from g2sim.scenarios.processes import Processes, Progress
 from g2sim.scenarios.run import program_version
 from g2sim.scenarios.schema import Scenario, from_file
+from g2sim.scenarios.shipped_files import Packer, Parcel, Unpacked, files_under, paths_named
 from g2sim.scenarios.suite import FIXED_KEYS
 from g2sim.scenarios.yaml_source import Document, read_file, read_yaml
 
@@ -43,6 +45,7 @@ METRICS = (*COMPARED, *_RATES)
 """Figures of a row. Those of ``compare`` are explained there, the rates in ``definitions`` of a report."""
 
 Figures = dict[str, float | None]
+Outcome = TypeVar("Outcome")
 
 
 @attrs.frozen
@@ -58,6 +61,54 @@ class Point:
     labels: Mapping[str, Any]
     changes: Mapping[str, Any]
     shift: int
+
+
+@attrs.frozen
+class Task:
+    """A point with all that its run needs; can go to another machine.
+
+    Attributes:
+        document: the scenario as its file has it.
+        path: that file, for names and for what paths are relative to; it is not read.
+        unpacked: where the files stand that the scenario names, None where it says.
+    """
+
+    document: Document
+    path: Path
+    point: Point
+    unpacked: Unpacked | None = None
+
+    def parcel(self, packer: Packer) -> Parcel:
+        """The files that the scenario names. Raises: OSError."""
+        return packer.parcel(self.changed.values, self.path.parent)
+
+    @property
+    def changed(self) -> Document:
+        """The scenario of the point, but for its seed."""
+        return self.document.overridden(self.point.changes, ("--set",))
+
+    def scenario(self) -> Scenario:
+        """Raises: ConfigError."""
+        document, path = self.changed, self.path
+        if self.unpacked is not None:
+            document, path = self.unpacked.document(document), self.unpacked.folder / path.name
+        return seeded(from_file(document, path), self.point.shift)
+
+    def told(self, error: SimError) -> str:
+        """What an error of the run says, wherever it ran."""
+        return str(error) if self.unpacked is None else self.unpacked.told(str(error))
+
+
+class Runner(Protocol):
+    """Where the points run: ``Processes`` of this machine, or a ``DaskCluster``."""
+
+    def outcomes(
+        self, work: Callable[[Task], Outcome], tasks: Sequence[Task]
+    ) -> Generator[tuple[int, Outcome], None, None]:
+        """(position of the task, what ``work`` gives for it), in the order in which they are done; each once."""
+
+
+IN_THIS_PROCESS = Processes()
 
 
 @attrs.frozen
@@ -179,7 +230,7 @@ def sweep(
     axes: Mapping[str, Sequence[Any]],
     *,
     seeds: int = 1,
-    jobs: int = 1,
+    runner: Runner = IN_THIS_PROCESS,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
@@ -194,7 +245,7 @@ def sweep(
         raise ConfigError("--set", problem="too many points", got=count, allowed=f"at most {MAX_POINTS}")
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     points = [Point(changes, changes, shift) for changes in combinations for shift in range(seeds)]
-    return run_points(path, axes, points, jobs=jobs, folder=folder, progress=progress)
+    return run_points(path, axes, points, runner=runner, folder=folder, progress=progress)
 
 
 def run_points(
@@ -202,20 +253,21 @@ def run_points(
     axes: Mapping[str, Sequence[Any]],
     points: Sequence[Point],
     *,
-    jobs: int = 1,
+    runner: Runner = IN_THIS_PROCESS,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
     """Run a scenario at each point. A point that fails is a row with its error, and the others go on.
 
     Args:
-        jobs: processes that run at a time; the rows do not depend on it.
+        runner: where points run; the rows do not depend on it.
         folder: where finished points are kept; those that are there are not run again. Failed ones are.
     Raises: ConfigError if the scenario cannot be read, is wrong at every point (the first one's error), or ``folder``
-        cannot be used; SimError if a process is killed.
+        cannot be used; SimError if ``runner`` fails.
     """
     document = read_file(path)
-    first = _first_good(document, path, points)
+    tasks = [Task(document, path, point) for point in points]
+    first = _first_good(tasks)
     rows: dict[int, Row] = {}
 
     def settle(idx: int, values: Figures | None, error: str | None = None) -> None:
@@ -225,24 +277,24 @@ def run_points(
     if folder is not None:
         _make(folder)
         digests: dict[Path, str] = {}
-        files = {idx: folder / f"{_key(document, path, point, digests)}.json" for idx, point in enumerate(points)}
+        files = {idx: folder / f"{_key(task, digests)}.json" for idx, task in enumerate(tasks)}
         for idx, file in files.items():
             if (values := _kept(file)) is not None:
                 settle(idx, values)
     missing = [idx for idx in range(len(points)) if idx not in rows]
     kept = len(rows)
-    tasks = [(document, path, points[idx]) for idx in missing]
-    for place, outcome in outcomes(_run, tasks, jobs, as_they_come=True):
-        idx = missing[place]
-        if isinstance(outcome, str):
-            settle(idx, None, outcome)
-        else:
-            if folder is not None:
-                _keep(files[idx], points[idx], first.seed + points[idx].shift, outcome)
-            settle(idx, outcome)
-        if progress is not None:
-            what = told(points[idx].labels, rows[idx].seed)
-            progress(len(rows) - kept, len(missing), what if rows[idx].error is None else f"{what}: failed")
+    with contextlib.closing(runner.outcomes(_run, [tasks[idx] for idx in missing])) as found:
+        for place, outcome in found:
+            idx = missing[place]
+            if isinstance(outcome, str):
+                settle(idx, None, outcome)
+            else:
+                if folder is not None:
+                    _keep(files[idx], points[idx], first.seed + points[idx].shift, outcome)
+                settle(idx, outcome)
+            if progress is not None:
+                what = told(points[idx].labels, rows[idx].seed)
+                progress(len(rows) - kept, len(missing), what if rows[idx].error is None else f"{what}: failed")
     return Sweep(scenario=first.name, axes=axes, rows=tuple(rows[idx] for idx in range(len(points))), kept=kept)
 
 
@@ -251,30 +303,26 @@ def told(labels: Mapping[str, Any], seed: int) -> str:
     return ", ".join([*(f"{label}={cell(value)}" for label, value in labels.items()), f"seed {seed}"])
 
 
-def _at(document: Document, path: Path, point: Point) -> Scenario:
-    return seeded(from_file(document.overridden(point.changes, ("--set",)), path), point.shift)
-
-
-def _first_good(document: Document, path: Path, points: Sequence[Point]) -> Scenario:
+def _first_good(tasks: Sequence[Task]) -> Scenario:
     """The scenario, not shifted, of the first point at which it is right: a misspelt path is wrong at every one."""
     first: ConfigError | None = None
-    for point in points:
+    for task in tasks:
         try:
-            return _at(document, path, attrs.evolve(point, shift=0))
+            return attrs.evolve(task, point=attrs.evolve(task.point, shift=0)).scenario()
         except ConfigError as error:
             if first is None:
                 first = error
-                first.add_note("with " + ", ".join(f"{key}={cell(value)}" for key, value in point.changes.items()))
+                first.add_note("with " + ", ".join(f"{key}={cell(value)}" for key, value in task.point.changes.items()))
     assert first is not None, "a sweep has points"
     raise first
 
 
-def _run(task: tuple[Document, Path, Point]) -> Figures | str:
+def _run(task: Task) -> Figures | str:
     """The figures of one point, or what its error says (errors do not travel between processes)."""
     try:
-        report, values = audited_run(_at(*task))
+        report, values = audited_run(task.scenario())
     except SimError as error:
-        return str(error)
+        return task.told(error)
     return values | {rate.name: report["summary"][rate.name] for rate in _RATES}
 
 
@@ -289,36 +337,21 @@ def _make(folder: Path) -> None:
         raise ConfigError("--out", problem=problem, got=str(folder)) from None
 
 
-def _key(document: Document, path: Path, point: Point, digests: dict[Path, str]) -> str:
+def _key(task: Task, digests: dict[Path, str]) -> str:
     """``digests``: file -> digest of its content, of those that were read."""
-    changed = document.overridden(point.changes, ("--set",)).values
-    values = {key: value for key, value in changed.items() if key not in (*FIXED_KEYS, "why")}
+    values = {key: value for key, value in task.changed.values.items() if key not in (*FIXED_KEYS, "why")}
     contents = []
     try:
-        for file in _files_named(values, path.parent):
-            if file not in digests:
-                with file.open("rb") as stream:
-                    digests[file] = hashlib.file_digest(stream, "sha256").hexdigest()
-            contents.append(digests[file])
+        for written in paths_named(values):
+            for file in files_under(task.path.parent / written):
+                if file not in digests:
+                    with file.open("rb") as stream:
+                        digests[file] = hashlib.file_digest(stream, "sha256").hexdigest()
+                contents.append(digests[file])
     except OSError:
         contents.append("unreadable")  # the point's run says what is wrong
-    decides = [POINT_SCHEMA, program_version(), values, point.shift, contents]
+    decides = [POINT_SCHEMA, program_version(), values, task.point.shift, contents]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _files_named(value: Any, base: Path, *, is_path: bool = False) -> Iterator[Path]:
-    """Files that stand at keys ``path`` and ``paths``, and those of such folders."""
-    if isinstance(value, Mapping):
-        for key in sorted(value):
-            yield from _files_named(value[key], base, is_path=key in ("path", "paths"))
-    elif isinstance(value, list):
-        for item in value:
-            yield from _files_named(item, base, is_path=is_path)
-    elif is_path and isinstance(value, str) and "\0" not in value:
-        there = base / value
-        for file in sorted(there.rglob("*")) if there.is_dir() else [there]:
-            if file.is_file():
-                yield file
 
 
 def _kept(file: Path) -> Figures | None:
