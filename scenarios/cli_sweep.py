@@ -71,6 +71,12 @@ def _shared_options(command: _Command) -> _Command:
     help="A dotted path of the scenario and its values, as in a YAML list; repeat it for every combination.",
 )
 @_shared_options
+@click.option(
+    "--pareto",
+    metavar="X,Y",
+    help="Mark the points that no other beats in both figures; +NAME: more is better, -NAME: less is.",
+)
+@click.option("--picture", type=click.Path(path_type=Path), metavar="FILE.svg", help="Also draw --pareto.")
 def sweep(
     file: Path,
     settings: tuple[str, ...],
@@ -78,6 +84,8 @@ def sweep(
     jobs: int | None,
     dask: str | None,
     out: Path | None,
+    pareto: str | None,
+    picture: Path | None,
     **output: Any,
 ) -> None:
     """Run the scenario in FILE with every combination of values of some of its fields.
@@ -86,13 +94,21 @@ def sweep(
 
     Example: g2sim sweep scenarios/library/agentx-g2-shared.yaml --set router.policy=round_robin,dynamo_kv
     """
+    from g2sim.scenarios.pareto import marked, read_goals, render_front
     from g2sim.scenarios.sweep import read_settings
     from g2sim.scenarios.sweep import sweep as run_all
 
+    _check_picture(picture)
+    if picture is not None and pareto is None:
+        raise ConfigError("--picture", problem="draws a Pareto front", hint="name its two figures: --pareto X,Y")
+    goals = None if pareto is None else read_goals(pareto)
     axes, runner = read_settings(settings), _runner(jobs, dask)
-    _carry_out(
-        lambda progress: run_all(file, axes, seeds=seeds, runner=runner, folder=out, progress=progress), **output
-    )
+
+    def run(progress: Progress | None) -> Sweep:
+        found = run_all(file, axes, seeds=seeds, runner=runner, folder=out, progress=progress)
+        return found if goals is None else marked(found, goals)
+
+    _carry_out(run, picture=picture, draw=render_front, **output)
 
 
 @click.command()
@@ -120,11 +136,10 @@ def curve(
 
     Example: g2sim curve scenarios/library/agentx-g2-shared.yaml --host-blocks 0,64,1k --picture curve.svg
     """
-    from g2sim.scenarios.curve import MAX_LINES
+    from g2sim.scenarios.curve import MAX_LINES, render_curve
     from g2sim.scenarios.curve import curve as run_all
 
-    if picture is not None and picture.suffix != ".svg":
-        raise ConfigError("--picture", got=str(picture), allowed="a file name that ends in .svg")
+    _check_picture(picture)
     host = _blocks("--host-blocks", host_blocks, 0)
     gpu = None if gpu_blocks is None else _blocks("--gpu-blocks", gpu_blocks, 1)
     if picture is not None and gpu is not None and len(gpu) > MAX_LINES:
@@ -133,8 +148,15 @@ def curve(
     _carry_out(
         lambda progress: run_all(file, host, gpu, seeds=seeds, runner=runner, folder=out, progress=progress),
         picture=picture,
+        draw=render_curve,
         **output,
     )
+
+
+def _check_picture(picture: Path | None) -> None:
+    """Raises: ConfigError."""
+    if picture is not None and picture.suffix != ".svg":
+        raise ConfigError("--picture", got=str(picture), allowed="a file name that ends in .svg")
 
 
 def _runner(jobs: int | None, dask: str | None) -> Runner:
@@ -169,7 +191,8 @@ def _carry_out(
     *,
     csv_path: Path | None,
     parquet_path: Path | None,
-    picture: Path | None = None,
+    picture: Path | None,
+    draw: Callable[[Sweep], str],
     as_json: bool,
     overwrite: bool,
     quiet: bool,
@@ -192,10 +215,8 @@ def _carry_out(
             frame = files.enter_context(new_binary_file(parquet_path, overwrite=overwrite, option="--parquet"))
             writers.append(lambda found: write_table(frame, found.columns()))
         if picture is not None:
-            from g2sim.scenarios.curve import render_curve
-
             drawing = files.enter_context(new_text_file(picture, overwrite=overwrite, option="--picture"))
-            writers.append(lambda found: drawing.write(render_curve(found)))
+            writers.append(lambda found: drawing.write(draw(found)))
         bar = None if quiet else ProgressBar()
         try:
             found = run(bar)
@@ -229,14 +250,16 @@ def _table(found: Sweep) -> str:
     from g2sim.scenarios.sweep import METRICS, cell
 
     metrics = {metric.name: metric for metric in METRICS}
-    shown = [name for name in _TABLE if any((row.values or {}).get(name) is not None for row in found.rows)]
-    short = [column.rpartition(".")[2] for column in found.axes]
-    columns = short if len(set(short)) == len(short) else list(found.axes)
-    heads = [*columns, "seed", *(f"{metrics[name].label} [{metrics[name].unit}]" for name in shown)]
+    asked = [*_TABLE, *(goal.name for goal in found.goals or () if goal.name not in _TABLE)]
+    shown = [name for name in asked if any((row.values or {}).get(name) is not None for row in found.rows)]
+    heads = [*found.short_columns, "seed", *(f"{metrics[name].label} [{metrics[name].unit}]" for name in shown)]
     rows = [
         [*map(cell, row.labels.values()), str(row.seed), *(_figure(row.values, name) for name in shown)]
         for row in found.rows
     ]
+    if found.goals is not None:
+        heads.append("Pareto")
+        rows = [[*row, "*" if mark else ""] for row, mark in zip(rows, found.on_front, strict=True)]
     right = ["right"] * len(heads)
     return f"{found.scenario}\n\n{tabulate(rows, headers=heads, colalign=right, disable_numparse=True)}"
 

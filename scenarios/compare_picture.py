@@ -5,12 +5,11 @@ Owns: what is drawn and where. Refuses to know: how figures come about.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from xml.sax.saxutils import escape
 
 from g2sim.scenarios.compare import Comparison, half_width
-from g2sim.scenarios.svg import BLUE, FAINT, GREEN, GREY, INK, ORANGE, document, dot, line, text, tick_step
+from g2sim.scenarios.svg import BLUE, FAINT, GREEN, GREY, INK, ORANGE, Scale, document, dot, line, text, tick_text
 
 _WIDTH, _PANEL, _LABELS, _RIGHT = 1080, 540, 150, 30
 _ROW, _TITLE, _AXIS, _GAP, _HEAD = 24, 42, 26, 16, 42
@@ -36,21 +35,17 @@ class _Panel:
         self._rows = len(rows)
         self._left, self._top = left + _LABELS, top + _TITLE
         self._span = _PANEL - _LABELS - _RIGHT
-        if high <= low:
-            high = low + 1.0
-        step = tick_step(high - low)
-        self._low, self._high = math.floor(low / step) * step, math.ceil(high / step) * step
+        self._scale = Scale.over(low, high)
         bottom = self._top + self._rows * _ROW
-        for k in range(round((self._high - self._low) / step) + 1):
-            value = self._low + k * step
+        for value in self._scale.ticks:
             x = self.x(value)
             self.out.append(line(x, self._top, x, bottom, INK if value == 0 else FAINT))
-            self.out.append(text(x, bottom + 15, f"{round(value, 9):g}", size=10, anchor="middle"))
+            self.out.append(text(x, bottom + 15, tick_text(value), size=10, anchor="middle"))
         for row, label in enumerate(rows):
             self.out.append(text(self._left - 8, self.y(row) + 4, _short(label), size=11, anchor="end", title=label))
 
     def x(self, value: float) -> float:
-        return self._left + (value - self._low) / (self._high - self._low) * self._span
+        return self._left + self._scale.part(value) * self._span
 
     def y(self, row: int) -> float:
         """Middle of a row."""

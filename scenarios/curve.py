@@ -14,7 +14,7 @@ from typing import Any
 from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.processes import Progress
 from g2sim.scenarios.schema import load_scenario
-from g2sim.scenarios.svg import BLUE, FAINT, GREEN, GREY, INK, ORANGE, document, dot, line, text, tick_step
+from g2sim.scenarios.svg import BLUE, GREEN, GREY, ORANGE, Scale, document, dot, levels, line, text
 from g2sim.scenarios.sweep import IN_THIS_PROCESS, Point, Row, Runner, Sweep, run_points
 
 HOST, GPU = "host_blocks", "gpu_blocks"
@@ -107,22 +107,18 @@ def _panel(
          for size in sizes]
         for gpu in lines
     ]  # fmt: skip
-    highest = max([bound or 0.0, *(value for values in drawn for value in values if value is not None)]) or 1.0
-    step = tick_step(highest)
-    ticks = -int(-highest / step // 1)
+    highest = max([bound or 0.0, *(value for values in drawn for value in values if value is not None)])
+    scale = Scale.over(0.0, highest)
 
     def at_x(idx: int) -> float:
         return left + (idx + 0.5) / len(sizes) * width
 
     def at_y(value: float) -> float:
-        return top + (1 - value / (ticks * step)) * height
+        return top + (1 - scale.part(value)) * height
 
     parts = [text(corner[0] + 12, corner[1] + 17, title, size=13, bold=True)]
     parts.append(text(corner[0] + 12, corner[1] + 33, note, size=10))
-    for k in range(ticks + 1):
-        y = at_y(k * step)
-        parts.append(line(left, y, left + width, y, FAINT if k else INK))
-        parts.append(text(left - 8, y + 4, f"{round(k * step, 9):g}", size=10, anchor="end"))
+    parts += levels(scale, left, top, width, height)
     every = -(-len(sizes) // 10)
     for idx in range(0, len(sizes), every):
         parts.append(text(at_x(idx), top + height + 16, str(sizes[idx]), size=10, anchor="middle"))

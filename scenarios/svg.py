@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable
 from xml.sax.saxutils import escape
 
+import attrs
+
 INK, FAINT = "#222", "#ddd"
 BLUE, GREEN, GREY, ORANGE = "#0072b2", "#009e73", "#c4c4c4", "#d55e00"
 _TICKS = 4
@@ -27,6 +29,45 @@ def tick_step(span: float) -> float:
     """A round distance of ticks: 1, 2 or 5 times a power of ten, about ``_TICKS`` of them."""
     power: float = 10.0 ** math.floor(math.log10(span / _TICKS))
     return power * next(factor for factor in (1, 2, 5, 10) if factor * power >= span / _TICKS * 0.999)
+
+
+@attrs.frozen
+class Scale:
+    """From one round number to another, both multiples of a round step."""
+
+    step: float
+    first: int
+    last: int
+
+    @classmethod
+    def over(cls, low: float, high: float) -> Scale:
+        """The tightest one that holds both; of some length even if they are equal."""
+        if high <= low:
+            high = low + 1.0
+        step = tick_step(high - low)
+        return cls(step, math.floor(low / step), math.ceil(high / step))
+
+    @property
+    def ticks(self) -> list[float]:
+        return [self.step * k for k in range(self.first, self.last + 1)]
+
+    def part(self, value: float) -> float:
+        """Where a value stands: 0 at the low end, 1 at the high one."""
+        return (value / self.step - self.first) / (self.last - self.first)
+
+
+def tick_text(value: float) -> str:
+    return f"{round(value, 9):g}"
+
+
+def levels(scale: Scale, left: float, top: float, width: float, height: float) -> list[str]:
+    """An upright scale: a line across and a number for each of its ticks."""
+    parts = []
+    for k, value in enumerate(scale.ticks):
+        y = top + (1 - scale.part(value)) * height
+        parts.append(line(left, y, left + width, y, FAINT if k else INK))
+        parts.append(text(left - 8, y + 4, tick_text(value), size=10, anchor="end"))
+    return parts
 
 
 def text(

@@ -128,37 +128,52 @@ class Sweep:
     Attributes:
         axes: column -> its values.
         kept: how many of the rows were found in the folder.
+        goals: two figures, each with the way in which it is better; None if nobody asked for a Pareto front.
+        on_front: whether a row's combination is on their front, None for one without these figures.
     """
 
     scenario: str
     axes: Mapping[str, Sequence[Any]]
     rows: tuple[Row, ...]
     kept: int = 0
+    goals: tuple[Metric, Metric] | None = None
+    on_front: tuple[bool | None, ...] = ()
 
     @property
     def failed(self) -> list[Row]:
         return [row for row in self.rows if row.values is None]
 
+    @property
+    def short_columns(self) -> list[str]:
+        """The columns by the last keys of their paths, as long as these differ."""
+        short = [column.rpartition(".")[2] for column in self.axes]
+        return short if len(set(short)) == len(short) else list(self.axes)
+
     def plain(self) -> dict[str, Any]:
         """As plain JSON values; does not depend on which rows were kept from an earlier sweep."""
-        return {
+        rows = [attrs.asdict(row) for row in self.rows]
+        plain = {
             "schema": SCHEMA,
             "program": "g2sim",
             "version": program_version(),
             "scenario": self.scenario,
             "axes": {column: list(values) for column, values in self.axes.items()},
             "metrics": {metric.name: attrs.asdict(metric) for metric in METRICS},
-            "rows": [attrs.asdict(row) for row in self.rows],
+            "rows": rows,
         }
+        if self.goals is not None:
+            plain["pareto"] = {goal.name: goal.better for goal in self.goals}
+            for row, mark in zip(rows, self.on_front, strict=True):
+                row["pareto"] = mark
+        return plain
 
     def write_csv(self, file: TextIO) -> None:
         """A header, then a line a row; empty where there is nothing to measure."""
         table = csv.writer(file, lineterminator="\n")
-        table.writerow([*self.axes, "seed", *(metric.name for metric in METRICS), "error"])
-        for row in self.rows:
-            values = row.values or {}
-            figures = [values.get(metric.name) for metric in METRICS]
-            table.writerow([*map(cell, row.labels.values()), row.seed, *figures, row.error])
+        columns = self.columns()
+        table.writerow(columns)
+        for values in zip(*(values for _, values in columns.values()), strict=True):
+            table.writerow([json.dumps(value) if isinstance(value, bool) else value for value in values])
 
     def columns(self) -> dict[str, tuple[type, list[Any]]]:
         """The table of ``write_csv`` by column: type of its values and these, None where there is nothing.
@@ -172,6 +187,8 @@ class Sweep:
             table[column] = (kind, [cell(value) for value in values] if kind is str else values)
         for metric in METRICS:
             table[metric.name] = (float, [(row.values or {}).get(metric.name) for row in self.rows])
+        if self.goals is not None:
+            table["pareto"] = (bool, list(self.on_front))
         return table | {"error": (str, [row.error for row in self.rows])}
 
 

@@ -18,5 +18,7 @@ def test_documented_commands_work(tmp_path: Path) -> None:
         done = run_cli(REPO, *words)
         assert done.returncode == 0, done.stderr
         assert done.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.csv", "curve.svg", "points", "policies.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("curve.csv", "curve.svg", "front.svg", "points", "policies.csv"),
+    ]
     assert len(list((tmp_path / "points").iterdir())) == 4
