@@ -25,7 +25,7 @@ from g2sim.actors.handoff.events import (
     DestinationReserved,
     SourceHeld,
     SourceReleased,
-    may_outlive,
+    leaves_with,
 )
 from g2sim.actors.host_pool.events import (
     ClientRetired,
@@ -377,8 +377,8 @@ class ReportFold:
         self._plays = PlayFold()
         self._phases = PhaseFold()
         self._arrivals = 0
-        self._left_early: set[int] = set()
-        self._staying: dict[int, RequestArrived] = {}
+        self._released_early: set[int] = set()
+        self._staying: dict[int, tuple[RequestArrived, type[Any]]] = {}  # with the event with which it leaves
         self._event_plane = EventPlaneFold()
         self._replicas: ReplicaFold | None = None
         if info.router_replicas > 1:
@@ -400,7 +400,7 @@ class ReportFold:
             PreparationEnded: self._prepared,
             AdmissionClosed: self._admission_closed,
             ProfileFinished: self._phases.done,
-            CanceledRequestLeft: lambda time_ms, event: self._left_servers(time_ms, event.request),
+            CanceledRequestLeft: self._left_servers,
             StorePrepared: lambda _, event: self._pool(event.pool).prepared(event),
             StoreLanded: lambda _, event: self._pool(event.pool).landed(event),
             HostBlocksEvicted: lambda _, event: self._pool(event.pool).evicted(event),
@@ -552,9 +552,10 @@ class ReportFold:
         del self._live[event.request]
         self._add_token.pop(event.request, None)
         end = EndedRequest.of(track, event.status, time_ms)
-        settled = self._is_settled(event)
-        if not settled:
-            self._staying[event.request] = track.arrival
+        leaving = self._leaves_with(event)
+        settled = leaving is None
+        if leaving is not None:
+            self._staying[event.request] = track.arrival, leaving
         self._phases.ended(end, settled=settled)
         if track.arrival.preparation is not None:
             return
@@ -570,18 +571,23 @@ class ReportFold:
                 return
         self._write_row(end)
 
-    def _is_settled(self, event: RequestEnded) -> bool:
-        """Whether nothing is left of an ended request on the servers."""
-        if event.request in self._left_early:
-            self._left_early.remove(event.request)
-            return True
-        return not may_outlive(event)
+    def _leaves_with(self, event: RequestEnded) -> type[Any] | None:
+        """What is still to come of an ended request; None if nothing is left of it on the servers."""
+        leaving = leaves_with(event)
+        if event.request in self._released_early:
+            self._released_early.remove(event.request)
+            return None if leaving is SourceReleased else leaving
+        return leaving
 
-    def _left_servers(self, time_ms: float, request: int) -> None:
-        arrival = self._staying.pop(request, None)
-        if arrival is None:
-            self._left_early.add(request)
+    def _left_servers(self, time_ms: float, event: SourceReleased | CanceledRequestLeft) -> None:
+        request = event.request
+        if request in self._live:
+            self._released_early.add(request)
             return
+        arrival, leaving = self._staying.get(request, (None, None))
+        if arrival is None or leaving is not type(event):
+            return
+        del self._staying[request]
         self._phases.left(time_ms, arrival)
         if arrival.preparation is None and arrival.play_id is not None and not self._phases.finished:
             self._plays.left(time_ms, arrival)
@@ -614,14 +620,10 @@ class ReportFold:
             self._write_row(end)
 
     def _released_source(self, time_ms: float, event: SourceReleased) -> None:
-        if not event.canceled and not self._is_preparation(event.request):
+        # Rows of requests that were canceled do not wait for it, and preparation requests have none.
+        if not event.canceled and (event.request in self._live or event.request in self._closing):
             self._handoff_step("source_released_ms", time_ms, event.request)
-        self._left_servers(time_ms, event.request)
-
-    def _is_preparation(self, request: int) -> bool:
-        """Whether it is a preparation request that has ended; it has no row that could wait."""
-        arrival = self._staying.get(request)
-        return arrival is not None and arrival.preparation is not None
+        self._left_servers(time_ms, event)
 
     def _book_prompt(self, end: EndedRequest) -> None:
         """Where a completed request's prompt tokens came from, as its first admission for the prompt found them."""

@@ -283,18 +283,27 @@ class HandoffCoordinator:
         self._take(reply.reports)
 
     def _cancel(self, request: int, port: Port) -> Turn:
-        """Cancel a request where it is: before, in or after its hand-off. Whoever has it publishes its end."""
+        """Cancel a request where it is: before, in or after its hand-off. Whoever has it publishes its end.
+
+        Nobody has one that has ended earlier in this instant.
+        """
         handoff = next((one for one in self._handoffs.values() if one.given.request == request), None)
         if handoff is None or handoff.activated:
             for actor in self._workers[WorkerRole.DECODE]:
                 if (yield Ask(actor, CancelOnWorker(request))):
-                    return
-            raise ProtocolError(f"hand-off coordinator: request {request} is canceled, but nobody has it")
-        self._forget(handoff)
-        where = next((role for role in self._routers if self._unplaced.pop((role, request), None)), None)
+                    break
+            return
+        where = next((role for role in self._routers if (role, request) in self._unplaced), None)
         if where is not None:
             reply: RankReply = yield Ask(dealt_to(self._routers[where], request), CancelRequest(request))
+            if any(chosen.request == request for chosen in reply.released):
+                where = None
+            else:
+                del self._unplaced[where, request]
             yield from self._go_on(reply.released, port)
+            if handoff.number not in self._handoffs or (_Step.CANCEL_SOURCE, handoff) in self._actions:
+                return  # released, and refused by the rank
+        self._forget(handoff)
         if not handoff.held and handoff.source is not None:
             yield Ask(self._workers[WorkerRole.PREFILL][handoff.source.worker], CancelOnWorker(request))
             yield from self._tell_over(WorkerRole.PREFILL, handoff, port)

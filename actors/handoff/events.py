@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.traffic.request import RequestStatus
-from g2sim.actors.worker.events import RequestEnded
+from g2sim.actors.worker.events import CanceledRequestLeft, RequestEnded
 from g2sim.bus.events import event
 
 
@@ -83,12 +83,12 @@ class HandoffFailed:
     reason: str
 
 
-def may_outlive(end: RequestEnded) -> bool:
-    """Whether something of an ended request can be left on the servers, unless it has left before.
+def leaves_with(end: RequestEnded) -> type[CanceledRequestLeft] | type[SourceReleased] | None:
+    """The event that says that nothing of an ended request is left on the servers; None if nothing is.
 
-    ``CanceledRequestLeft`` or ``SourceReleased`` says when it has: what computes or restores a canceled request goes
-    on, and a source is held until its destination is active, or has failed.
+    What computes or restores a canceled request goes on until ``CanceledRequestLeft``. Otherwise a source is held until
+    its destination is active, or has failed; ``SourceReleased`` may have come before the end.
     """
     if end.status == RequestStatus.CANCELED:
-        return end.leaves_later
-    return end.role == WorkerRole.DECODE.value
+        return CanceledRequestLeft if end.leaves_later else None
+    return SourceReleased if end.role == WorkerRole.DECODE.value else None

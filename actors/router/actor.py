@@ -155,7 +155,8 @@ class RouterActor:
             released += self._publish(self.state.ended(message.request, port.now_ms), port)
             return RankReply(None, tuple(released))
         if kind is CancelRequest and self._coordinator is not None:
-            released += self._withdraw(message.request, port)
+            if message.request in self.state.waiting:  # else what was heard just now has released it
+                released += self._withdraw(message.request, port)
             return RankReply(None, tuple(released))
         if kind is CancelRequest:
             return self._cancel(message.request, released, port)
@@ -174,7 +175,7 @@ class RouterActor:
         return self._send_out(released) if released else None
 
     def _cancel(self, request: int, released: list[RankChosen], port: Port) -> Turn:
-        """Cancel a request where it is: here, or on the worker that says it has it."""
+        """Cancel a request where it is: here, or on the worker that says it has it. Nobody has one that just ended."""
         yield from self._send_out(released)
         if request in self.state.waiting:
             del self._given[request]
@@ -183,7 +184,6 @@ class RouterActor:
         for worker in self._workers:
             if (yield Ask(worker, CancelOnWorker(request))):
                 return
-        raise ProtocolError(f"router: request {request} is canceled, but no worker has it")
 
     def _withdraw(self, request: int, port: Port) -> list[RankChosen]:
         """End a request that waits here. Returns what its going releases."""

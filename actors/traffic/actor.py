@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from g2sim.actors.handoff.events import SourceReleased, may_outlive
+from g2sim.actors.handoff.events import SourceReleased, leaves_with
 from g2sim.actors.host_pool.events import LoadFinished, LoadQueued, StoreLanded, StorePrepared
 from g2sim.actors.kv.blocks import BlockHasher
 from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE
@@ -70,8 +70,9 @@ class TrafficActor:
     ) -> None:
         self._driver = driver
         self._load = driver if isinstance(driver, LoadControl) else None
-        self._busy: dict[int, int] = {}
-        self._left_early: set[int] = set()
+        self._busy: dict[int, tuple[int, type[Any]]] = {}  # request -> its key, and the event with which it leaves
+        self._released_early: set[int] = set()
+        self._canceled: dict[int, float] = {}  # request -> when [ms]; until it is known to have ended
         self._transfers: set[tuple[str, int]] = set()
         self._hasher = hasher
         self._fronts = tuple(fronts)
@@ -84,6 +85,8 @@ class TrafficActor:
 
     def receive(self, message: Any, port: Port) -> None:
         kind = type(message)
+        if self._canceled:
+            self._check_canceled(port.now_ms)
         if kind is _Ready:
             self._timer = self._timer_ms = None
             self._control(port)
@@ -106,17 +109,21 @@ class TrafficActor:
             if kind is RequestEnded:
                 key, status = self._take_key(event.request), RequestStatus(event.status)
                 ends.append((key, status))
-                if self._is_busy(event):
-                    self._busy[event.request] = key
+                if (leaving := self._leaves_with(event)) is not None:
+                    self._busy[event.request] = key, leaving
                     busy.add(key)
             elif kind is SourceReleased or kind is CanceledRequestLeft:
-                waiting = self._busy.pop(event.request, None)
-                if waiting is None:
-                    self._left_early.add(event.request)
-                elif waiting in busy:
-                    busy.remove(waiting)
+                if event.request in self._keys:
+                    self._released_early.add(event.request)
+                    continue
+                key, leaving = self._busy.get(event.request, (0, None))
+                if leaving is not kind:
+                    continue
+                del self._busy[event.request]
+                if key in busy:
+                    busy.remove(key)
                 else:
-                    left.append(waiting)
+                    left.append(key)
             elif kind is StorePrepared or kind is LoadQueued:
                 self._transfers.add((event.pool, event.transfer))
             else:
@@ -131,12 +138,13 @@ class TrafficActor:
         if left and plays is not None:
             self._publish(plays.quiesced(left, port.now_ms), port)
 
-    def _is_busy(self, end: RequestEnded) -> bool:
-        """Whether something is left on the servers of a request that has just ended."""
-        if end.request in self._left_early:
-            self._left_early.remove(end.request)
-            return False
-        return may_outlive(end)
+    def _leaves_with(self, end: RequestEnded) -> type[Any] | None:
+        """What is still to come of a request that has just ended; None if nothing is left of it on the servers."""
+        leaving = leaves_with(end)
+        if end.request in self._released_early:
+            self._released_early.remove(end.request)
+            return None if leaving is SourceReleased else leaving
+        return leaving
 
     def _control(self, port: Port) -> None:
         if self._load is None:
@@ -152,8 +160,21 @@ class TrafficActor:
             self.cancel(requests[key], port)
 
     def cancel(self, request: int, port: Port) -> None:
-        """Nobody waits for a released request any longer; ``port`` is of the actor whose turn it is."""
+        """Nobody waits for a released request any longer; ``port`` is of the actor whose turn it is.
+
+        It has ended before this instant is over: canceled, or as it would have if its end comes first.
+        """
+        if request in self._canceled:
+            return
+        self._canceled[request] = port.now_ms
         port.send(dealt_to(self._fronts, request), CancelRequest(request), phase=self._front_phase)
+
+    def _check_canceled(self, now_ms: float) -> None:
+        for request, canceled_ms in list(self._canceled.items()):
+            if canceled_ms < now_ms:
+                if request in self._keys:
+                    raise InvariantViolation(f"request {request} was canceled at {canceled_ms!r} ms and has not ended")
+                del self._canceled[request]
 
     def _publish(self, events: Sequence[object], port: Port) -> None:
         for event in events:
