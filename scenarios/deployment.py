@@ -210,12 +210,14 @@ def build_cluster(
 
 def _check_faults(faults: FaultPlan | None, policies: Mapping[str, PlacementPolicy]) -> None:
     """Raises: ConfigError for a fault that can reach nobody. Whether a policy looks is known when it has started."""
+    looking = [pool for pool, policy in policies.items() if policy.sees_blocks]
     for fault in () if faults is None else faults.faults:
-        if fault.pool is not None and not policies[fault.pool].sees_blocks:
+        if not looking or fault.pool not in (None, *looking):
+            who = "no router looks" if fault.pool is None else f"the {fault.pool} router does not look"
             raise ConfigError(
                 "faults.plan",
-                problem=f"{fault.name}: the {fault.pool} router does not look at KV events, so no fault can reach it",
-                allowed=", ".join(pool for pool, policy in policies.items() if policy.sees_blocks) or None,
+                problem=f"{fault.name}: {who} at KV events, so no fault can reach it",
+                allowed=", ".join(looking) or "a router.policy that looks at KV events, such as dynamo_kv",
             )
 
 

@@ -16,6 +16,7 @@ from g2sim.actors.router.faults import Fault, FaultKind, FaultPlan, RecoveryConf
 from g2sim.actors.router.registry import make_policy
 from g2sim.scenarios.fields import ABSENT
 from g2sim.scenarios.layout import FAULT
+from g2sim.scenarios.policy_source import is_built_in
 from g2sim.scenarios.support import roles
 from g2sim.scenarios.yaml_source import Document
 
@@ -28,7 +29,8 @@ def settle_faults(tree: Values, document: Document) -> None:
     Raises: ConfigError.
     """
     router = tree["router"]
-    if not make_policy(router["policy"], router["options"]).sees_blocks:
+    # Whether a policy that is found by code looks at KV events is known when the run has made it.
+    if is_built_in(router["policy"]) and not make_policy(router["policy"], router["options"]).sees_blocks:
         raise document.error(
             ("faults",),
             problem=f"policy {router['policy']} does not look at KV events, so no fault can reach it",

@@ -21,6 +21,7 @@ from g2sim.bus.errors import ConfigError
 from g2sim.bus.events import Record
 from g2sim.bus.log import LogReader
 from g2sim.scenarios.deployment import build_cluster
+from g2sim.scenarios.policy_source import PolicyChoice, with_policy
 from g2sim.scenarios.report import report_text
 from g2sim.scenarios.run import report_of_log, run_scenario
 from g2sim.scenarios.schema import Scenario, load_scenario
@@ -236,6 +237,16 @@ def test_a_fault_of_a_router_that_does_not_look_is_refused(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="deaf: the decode router does not look at KV events"):
         run_scenario(Scenario.from_dict(values, base_dir=LIBRARY), tmp_path / "run")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_policy_from_the_command_line_is_looked_at_when_it_is_there(tmp_path: Path) -> None:
+    """One that is found by code may look at KV events; one that does not is refused, whatever the file says."""
+    scenario = Scenario.from_dict(with_faults(GOOD), base_dir=LIBRARY)
+    loaded = with_policy(scenario, PolicyChoice("g2sim.actors.router.builtin:PrefixAffinity"))
+    result = run_scenario(loaded, tmp_path / "run", driver=InlineDriver)
+    assert report_text(report_of_log(tmp_path / "run").report) == report_text(result.report)
+    with pytest.raises(ConfigError, match=r"loss-0: no router looks at KV events.*allowed: a router\.policy"):
+        run_scenario(with_policy(scenario, PolicyChoice("round_robin")), tmp_path / "deaf")
 
 
 # Refused --------------------------------------------------------------------------------------------------------------
