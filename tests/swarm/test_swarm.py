@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,15 @@ def lost_pins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_f90_a_planted_fault_is_found_and_its_seed_fails_again(lost_pins: Any) -> None:
-    failing = next(seed for seed in range(1, 200) if swarm.try_seed(seed)[2] is not None)
+    failing = next(seed for seed in range(1, 200) if swarm.try_seed(seed).problem is not None)
     assert swarm.try_seed(failing) == swarm.try_seed(failing)
     case = swarm.draw_case(failing)
-    smaller = shrink(case, swarm.smaller, lambda one: swarm.audit(one)[1] is not None)
+    smaller = shrink(case, swarm.smaller, lambda one: swarm.try_case(one).problem is not None)
     assert len(smaller.trace) <= len(case.trace)
 
 
 def test_without_it_the_same_seeds_are_clean() -> None:
-    assert [swarm.try_seed(seed)[2] for seed in range(1, 9)] == [None] * 8
+    assert [swarm.try_seed(seed).problem for seed in range(1, 9)] == [None] * 8
 
 
 FOUND = sorted((Path(__file__).parent / "found").glob("*.json"))
@@ -37,8 +36,8 @@ FOUND = sorted((Path(__file__).parent / "found").glob("*.json"))
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
 def test_what_the_swarm_once_found_is_clean(path: Path) -> None:
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    assert swarm.audit(swarm.Case(kept["scenario"], kept["trace"])) == ("done", None)
+    outcome = swarm.try_case(swarm.read_case(path))
+    assert (outcome.how, outcome.problem) == ("done", None)
 
 
 def test_a_case_is_drawn_from_its_seed_alone() -> None:
