@@ -34,7 +34,8 @@ class Case:
         scenario: its values.
         trace: objects of the trace's lines; of a script, what it submits.
         policy: (target, options) that the command line would name instead of the scenario's policy.
-        cancels: None, or what a script does about the requests that it submits: see ``scripts``.
+        cancels: None, or what a script cancels: {row, after_ms}, or {on, within_ms, after_ms} for the request that the
+            next event of type ``on`` is about.
     """
 
     scenario: Values
@@ -84,9 +85,9 @@ def _sessions(g: Draw, case: Case) -> Case:
     """A trace of another format without plays, open or closed loop."""
     trace = SESSIONS[g.choice(list(SESSIONS))](g, _trace_block(g, case))
     closed = trace.format == "applied_compute_agentic" or g.random() < 0.3
-    load: Values = (
-        {"type": "concurrency", "concurrency": g.choice([1, 2, 5])} if closed else {"type": "trace_timestamps"}
-    )
+    load: Values = {"type": "trace_timestamps"}
+    if closed:
+        load = {"type": "concurrency", "concurrency": g.choice([1, 2, 5])}
     if trace.format == "dynamo":
         _fit_for_plays(case)
     case = _with_trace(case, trace, load)
@@ -123,11 +124,9 @@ def _generated(g: Draw, case: Case) -> Case:
             {"type": "constant_rate", "interval_ms": g.choice([0.0, 0.7, 12.0])},
         ]
     )
-    traffic = case.scenario["traffic"]
-    stop = traffic.get("stop", {}) | {unit: g.randrange(1, 16)}
-    return attrs.evolve(
-        case, trace=[], scenario=case.scenario | {"traffic": {"source": source, "load": load, "stop": stop}}
-    )
+    stop = case.scenario["traffic"].get("stop", {}) | {unit: g.randrange(1, 16)}
+    traffic = {"source": source, "load": load, "stop": stop}
+    return attrs.evolve(case, trace=[], scenario=case.scenario | {"traffic": traffic})
 
 
 def _plays(g: Draw, case: Case) -> Case:

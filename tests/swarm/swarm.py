@@ -2,7 +2,7 @@
 
     python tests/swarm/swarm.py [--first SEED] [--count N] [--jobs N] [--keep FOLDER] [--case FILE]
 
-A case is drawn from its seed alone (``draws``). What is checked of each (``audits``; letters as in docs/reliability.md):
+A case is drawn from its seed alone (``draws``). What is checked of each (``audits``; letters: docs/reliability.md):
 
 A  residency rebuilt from the log equals the actors' own, at every pass end and at the end
 B  nothing ever holds more than its capacity; C  pins and pending copies are never negative, and gone at rest
@@ -10,8 +10,8 @@ D  work that waits with nothing due is an error that names it; E  every request 
 F  the same bytes twice: by plain calls, and by trio tasks in another process, under another hash seed
 G  all rules of the validator hold for the run's streams, in both modes
 
-and the report rebuilt from the log is the report, and after faults every router's index gets right. The first failure is
-shrunk, and kept as a file that ``--case`` takes.
+and the report rebuilt from the log is the report, and after faults every router's index gets right. The first failure
+is shrunk, and kept as a file that ``--case`` takes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing.pool import Pool
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -40,15 +40,15 @@ from audits import Outcome, audit, trio_digest  # noqa: E402
 from draws import Case, draw_case  # noqa: E402
 from shrinking import fewer_rows, shrink  # noqa: E402
 
-__all__ = ["Case", "audit", "draw_case", "smaller", "try_case", "try_seed"]
-
 CHUNK_SEEDS = 64
-LONGEST_S = 120
-"""A case that takes longer does not end."""
+LONGEST_S = 30
+"""A case that takes more processor time does not end."""
+
+_Result = TypeVar("_Result")
 
 
 def try_case(case: Case, *, again: bool = True) -> Outcome:
-    """How a case went; a crash, and a run without end, are something wrong."""
+    """How a case went; a crash is something wrong."""
     try:
         return audit(case, again=again)
     except Exception as error:
@@ -71,16 +71,16 @@ def _other_half(seed: int) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def _ending(work: Callable[[], Any]) -> Any:
+def _ending(work: Callable[[], _Result]) -> _Result:
     def too_long(*_: object) -> None:
         raise TimeoutError(f"no end within {LONGEST_S} s")
 
-    signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(LONGEST_S)
+    signal.signal(signal.SIGVTALRM, too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
     try:
         return work()
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def smaller(case: Case) -> Iterator[Case]:
@@ -97,9 +97,9 @@ def smaller(case: Case) -> Iterator[Case]:
     if scenario["router"] != {"policy": "round_robin"} and "faults" not in scenario:
         yield attrs.evolve(case, scenario=scenario | {"router": {"policy": "round_robin"}})
     for path in _PLAINER:
-        rest = _without(scenario, path)
-        if rest is not None:
-            yield attrs.evolve(case, scenario=rest)
+        plainer = _without(scenario, path)
+        if plainer is not None:
+            yield attrs.evolve(case, scenario=plainer)
     engine = scenario["engine"]
     for role, worker in engine["workers"].items():
         for key, count in worker.get("parallelism", {}).items():
@@ -162,7 +162,7 @@ def main() -> int:
         seed, outcome = bad[0]
         repeat = ["python", "tests/swarm/swarm.py", "--first", str(seed), "--count", "1"]
         print(f"to repeat: {shlex.join(repeat)}", flush=True)
-        kept = _keep(seed, outcome, chosen.keep)
+        kept = keep(seed, outcome, chosen.keep)
         print(f"shrunk: {shlex.join([*repeat[:2], '--case', str(kept)])}")
     return int(bool(bad))
 
@@ -195,18 +195,19 @@ def _pool(jobs: int, hash_seed: str) -> Pool:
             os.environ["PYTHONHASHSEED"] = before
 
 
-def _keep(seed: int, outcome: Outcome, folder: Path) -> Path:
+def keep(seed: int, outcome: Outcome, folder: Path) -> Path:
+    """Shrink the case of a seed that went so, and write it into a folder. Returns its file."""
+
+    kind = _kind(outcome)
+
     def fails(case: Case) -> bool:
-        return _kind(try_case(case, again=outcome.problem is not None and outcome.problem[:2] == "F:")) == _kind(
-            outcome
-        )
+        return _kind(_ending(lambda: try_case(case, again=kind == "F"))) == kind
 
     case = draw_case(seed)
-    if fails(case):
+    if kind != "TimeoutError" and fails(case):
         case = shrink(case, smaller, fails)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"seed-{seed}.json"
-    path.write_text(json.dumps({"why": outcome.problem, **attrs.asdict(case)}, indent=1) + "\n", encoding="utf-8")
+    write_case(path, case, outcome.problem)
     return path
 
 
@@ -214,9 +215,16 @@ def _kind(outcome: Outcome) -> str:
     return (outcome.problem or "").partition(":")[0]
 
 
+def write_case(path: Path, case: Case, why: str | None) -> None:
+    """Write a case, so that ``read_case`` gives it again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"why": why, **attrs.asdict(case)}, indent=1) + "\n", encoding="utf-8")
+
+
 def read_case(path: Path) -> Case:
     """A case from a file: a mapping with the attributes of ``Case``, and perhaps ``why``."""
     kept = json.loads(path.read_text(encoding="utf-8"))
+    kept["policy"] = kept.get("policy") and tuple(kept["policy"])
     return Case(**{key: value for key, value in kept.items() if key != "why"})
 
 

@@ -1,4 +1,4 @@
-"""Small random traces of every format, as the objects of their lines. Times are short: a play lasts some milliseconds."""
+"""Small random traces of every format, as the objects of their lines. Times are short: plays last milliseconds."""
 
 from __future__ import annotations
 
