@@ -53,6 +53,7 @@ def draw_case(seed: int) -> Case:
     case = _chosen(g, TRAFFIC)(g, case)
     if g.random() < 0.2:
         _make_extreme(g, case.scenario)
+    _bound_profile(case.scenario)
     case = _routed(g, case)
     if case.scenario["router"]["policy"] in SEE_BLOCKS and g.random() < 0.6:
         _add_faults(g, case.scenario)
@@ -250,6 +251,14 @@ def _make_extreme(g: Draw, scenario: Values) -> None:
         if g.random() < 0.4:
             times = {"prefill_ms": g.choice([0.0, 1e-9, 1e5]), "decode_ms": g.choice([0.0, 1e-9, 1e4])}
             worker["timing"] = {"type": "fixed", **times}
+
+
+def _bound_profile(scenario: Values) -> None:
+    """A profile recycles plays for as long as it lasts, so prompts take some time where it says when it ends."""
+    if "agentic_profile" in scenario["traffic"]["load"]:
+        for worker in _workers(scenario):
+            if worker["timing"]["type"] == "fixed":
+                worker["timing"]["prefill_ms"] = max(0.25, worker["timing"]["prefill_ms"])
 
 
 # Routers -------------------------------------------------------------------------------------------------------------
