@@ -29,6 +29,7 @@ class Mutant:
 POOL, DEVICE, RANK = "actors/host_pool/pool.py", "actors/worker/device_pool.py", "actors/worker/rank.py"
 WORKER, HANDOFF, INDEX = "actors/worker/actor.py", "actors/handoff/actor.py", "actors/router/index.py"
 KERNEL, LINKS = "bus/kernel.py", "actors/host_pool/transfers.py"
+FEED, RECOVERY, LINE = "actors/router/feed.py", "actors/router/recovery.py", "actors/router/line.py"
 
 MUTANTS = (
     Mutant(
@@ -207,6 +208,97 @@ MUTANTS = (
         "actors/traffic/weka_lowering.py",
         'f"source:{self._source_name}:',
         'f"source:',
+        "tests/traffic",
+    ),
+    Mutant(
+        "the lag of a fault is ignored",
+        LINE,
+        "due_ms += fault.lag_ms\n",
+        "due_ms += 0.0\n",
+        "tests/faults",
+    ),
+    Mutant(
+        "a gap is not noticed",
+        RECOVERY,
+        "if self.asking or max(self._announced.values(), default=-1) <= self.last:",
+        "if self.asking or not self._held:",
+        "tests/faults",
+    ),
+    Mutant(
+        "a snapshot has children before their parents",
+        RECOVERY,
+        "key=lambda item: (item[1].position, item[0])",
+        "key=lambda item: (-item[1].position, item[0])",
+        "tests/faults",
+    ),
+    Mutant(
+        "an answer moves the cursor one message too few",
+        RECOVERY,
+        "self.last = answer.last\n",
+        "self.last = answer.last - 1\n",
+        "tests/faults",
+    ),
+    Mutant(
+        "a message from before a reset is taken",
+        RECOVERY,
+        "if epoch < self._epoch or sequence",
+        "if sequence",
+        "tests/faults",
+    ),
+    Mutant(
+        "a heartbeat that is lost is not repeated",
+        FEED,
+        "        if not passage.due_ms:\n            self._plan_beat(place)\n\n    def _lose_patience",
+        "\n    def _lose_patience",
+        "tests/faults",
+    ),
+    Mutant(
+        "router replicas share the draws of a fault",
+        FEED,
+        "Line(plan.faults, lag_ms, port.stream)",
+        'Line(plan.faults, lag_ms, lambda purpose: port._kernel.stream(f"{pool.role.pool_name}:{purpose}"))',
+        "tests/faults tests/router",
+    ),
+    Mutant(
+        "a recycled play has the blocks of the one before",
+        "actors/traffic/snapshot.py",
+        "base, ranks = instance.slot * self._stride,",
+        "base, ranks = instance.lane * self._stride,",
+        "tests/traffic",
+    ),
+    Mutant(
+        "a lane is given away twice",
+        "actors/traffic/agentic.py",
+        "        if play.lane is not None and self._queue:\n",
+        "        for _ in range(0 if play.lane is None else min(2, len(self._queue))):\n",
+        "tests/traffic",
+    ),
+    Mutant(
+        "what warm-up did counts in the profile",
+        "scenarios/report.py",
+        "        self._ranks = {key: _RankCounts() for key in self._ranks}\n",
+        "",
+        "tests/report tests/traffic",
+    ),
+    Mutant(
+        "a canceled request keeps its blocks",
+        RANK,
+        "        self._release_blocks(seq)\n        return seq.load is None",
+        "        return seq.load is None",
+        "tests/traffic tests/field/test_field_abort.py",
+    ),
+    Mutant(
+        "a canceled hand-off keeps its destination",
+        RANK,
+        "            self.pool.cancel(reserved[1])\n",
+        "            pass\n",
+        "tests/traffic",
+    ),
+    Mutant(
+        "a canceled request that is computed counts as gone",
+        "actors/handoff/events.py",
+        "return CanceledRequestLeft if end.leaves_later else None",
+        "return None",
         "tests/traffic",
     ),
 )

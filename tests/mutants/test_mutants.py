@@ -20,4 +20,4 @@ def test_the_text_that_a_fault_replaces_stands_there_once(mutant: Mutant) -> Non
 
 
 def test_there_are_enough_of_them_and_each_has_a_name() -> None:
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 25
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 40

@@ -13,8 +13,9 @@ from pathlib import Path
 import attrs
 from draws import CANCELED_ON, TRACE_NAME, Case, Values
 
+from g2sim.actors.config import WorkerRole
 from g2sim.actors.traffic.events import RequestArrived, RequestSkipped
-from g2sim.actors.worker.events import RequestEnded
+from g2sim.actors.worker.events import RequestAdmitted, RequestEnded
 from g2sim.bus.drivers import InlineDriver, TrioDriver
 from g2sim.bus.errors import ConfigError, Deadlock, SimError
 from g2sim.bus.events import BY_CLASS
@@ -159,6 +160,8 @@ def _log(out: Path, report: Values | None, *, at_rest: bool) -> str | None:
                 preparing.add(event.request)
             elif type(event) is RequestEnded and event.request not in preparing:
                 ends[event.status] += 1
+            elif type(event) is RequestAdmitted and not event.readmission and event.role != WorkerRole.DECODE:
+                ends["admitted"] += event.request not in preparing
             ends["skipped"] += type(event) is RequestSkipped
     for name, pool in fold.pools.items():
         if any(pins < 0 for _, pins in pool.blocks.values()):
@@ -172,11 +175,13 @@ def _log(out: Path, report: Values | None, *, at_rest: bool) -> str | None:
 
 def _ends(report: Values, ends: Counter[str], *, at_rest: bool) -> str | None:
     """Every request that was released ended as the report counts it, and every one of a play is accounted for."""
-    skipped = ends.pop("skipped", 0)
+    skipped, admitted = ends.pop("skipped", 0), ends.pop("admitted", 0)
     counts = dict(report["requests"])
     released, unfinished = counts.pop("released"), counts.pop("unfinished")
     if ends.total() + unfinished != released or any(counts[how] != ends[how] for how in counts | ends):
         return f"E: the log has {dict(ends)}, the report {report['requests']}"
+    if report["totals"]["requests"] != admitted:
+        return f"E: {admitted} requests were admitted, the report has {report['totals']}"
     if at_rest and unfinished:
         return f"E: {unfinished} requests have not ended"
     summary = report["summary"]

@@ -341,6 +341,9 @@ def _add_faults(g: Draw, scenario: Values) -> None:
     limit_ms = scenario["traffic"].get("stop", {}).get("max_virtual_time_ms")
     span_ms = g.choice([5.0, 30.0, 100.0])
     roles = scenario["engine"]["workers"]
+    pools = ["prefill"] if "prefill" in roles else ["agg"]
+    if "decode" in roles and scenario["router"]["policy"] != "dynamo_kv":  # its decode router keeps no index
+        pools.append("decode")
     plan: list[Values] = []
     for _ in range(g.choice([1, 1, 2, 3, 4])):
         kind = g.choice(list(FAULTS))
@@ -348,10 +351,10 @@ def _add_faults(g: Draw, scenario: Values) -> None:
         fault["from_ms"] = g.choice([0.0, round(g.uniform(0.0, span_ms), 1)])
         fault["until_ms"] = fault["from_ms"] + g.choice([0.01, 1.0, span_ms / 3.0, 2.0 * span_ms])
         if g.random() < 0.3:
-            fault["pool"] = "prefill" if "prefill" in roles else "agg"
-        if kind not in _WITHOUT_RANK and g.random() < 0.4:
-            fewest = min(worker["parallelism"].get("replicas", 1) for worker in roles.values())
-            fault["worker"] = g.randrange(fewest)
+            fault["pool"] = g.choice(pools)
+        for key, counts in (("worker", "replicas"), ("dp_rank", "attention_data")):
+            if kind not in _WITHOUT_RANK and g.random() < 0.3:
+                fault[key] = g.randrange(min(worker["parallelism"].get(counts, 1) for worker in roles.values()))
         if limit_ms is None or fault["until_ms"] <= limit_ms:
             plan.append(fault)
     recovery = {
