@@ -188,6 +188,8 @@ def build_cluster(
         hasher=BlockHasher(deployment.block_size_tokens),
         fronts=routers[WorkerRole.AGGREGATED] if coordinator is None else [coordinator],
         front_phase=Phase.REPORT if coordinator else Phase.PLACE,
+        # A coordinator first hears what workers report of the hand-off that it is to drop.
+        cancel_phase=Phase.HANDOFF if coordinator else Phase.PLACE,
     )
     kernel.register(TRAFFIC, source)
     source.ends = kernel.subscribe(

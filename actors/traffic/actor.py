@@ -56,6 +56,7 @@ class TrafficActor:
         driver: says what is ready when.
         hasher: identifies prompt blocks for the deployment's block size.
         fronts: actors that take requests in, in turns (the router replicas, or the hand-off coordinator).
+        front_phase, cancel_phase: when they hear of arrivals, and of cancellations.
 
     ``ends`` must be set before the run starts, to the subscription that carries the events of ended requests, and of
     what the servers still hold of them (``watched_events``).
@@ -66,7 +67,13 @@ class TrafficActor:
     on_request: Callable[[RankRequest], None] | None = None
 
     def __init__(
-        self, *, driver: TrafficDriver, hasher: BlockHasher, fronts: Sequence[str], front_phase: Phase
+        self,
+        *,
+        driver: TrafficDriver,
+        hasher: BlockHasher,
+        fronts: Sequence[str],
+        front_phase: Phase,
+        cancel_phase: Phase,
     ) -> None:
         self._driver = driver
         self._load = driver if isinstance(driver, LoadControl) else None
@@ -77,6 +84,7 @@ class TrafficActor:
         self._hasher = hasher
         self._fronts = tuple(fronts)
         self._front_phase = front_phase
+        self._cancel_phase = cancel_phase
         self._keys: dict[int, int] = {}
         self._released = 0
         self._output_base = 0
@@ -167,7 +175,7 @@ class TrafficActor:
         if request in self._canceled:
             return
         self._canceled[request] = port.now_ms
-        port.send(dealt_to(self._fronts, request), CancelRequest(request), phase=self._front_phase)
+        port.send(dealt_to(self._fronts, request), CancelRequest(request), phase=self._cancel_phase)
 
     def _check_canceled(self, now_ms: float) -> None:
         for request, canceled_ms in list(self._canceled.items()):

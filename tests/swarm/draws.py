@@ -172,7 +172,7 @@ def _scripted(g: Draw, case: Case) -> Case:
         submitted |= {"output_tokens": row["output_length"], "at_ms": row["timestamp"]}
         rows.append(submitted | ({"session": row["session_id"]} if "session_id" in row else {}))
     cancels: list[Values] = []
-    for _ in range(g.randrange(1, 6)):
+    for _ in range(g.randrange(1, 10)):
         if g.random() < 0.3:
             cancels.append({"row": g.randrange(len(rows)), "after_ms": g.choice([0.0, 0.25, 1.0, 3.3, 20.0])})
         else:
