@@ -243,8 +243,11 @@ def _make_extreme(g: Draw, scenario: Values) -> None:
         host["latency_to_first_byte_ms"] = g.choice([0.0, 1e-9, 7.0, 1e6])
         if host_blocks is not None:
             host["num_host_blocks"] = host_blocks
-    if "kv_transfer" in scenario["engine"]:
-        scenario["engine"]["kv_transfer"]["bandwidth_gb_per_second"] = g.choice(bandwidth)
+    handoff = scenario["engine"].get("kv_transfer")
+    if handoff is not None:
+        handoff["bandwidth_gb_per_second"] = g.choice(bandwidth)
+        if handoff["bytes_per_token"] is None:  # a rate without a size is refused
+            handoff["bytes_per_token"] = g.choice([1, 250_000])
     for worker in _workers(scenario):
         if g.random() < 0.3:
             worker["kv_cache"]["capacity"]["blocks"] = g.choice([1, 2])
