@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from g2sim.scenarios.sweep import Runner, Sweep
 
 _BLOCKS = re.compile(r"([0-9]{1,12})([kM]?)")
+_HEAD_WIDTH = 11
+"""Columns of a table's heading, which goes on in further lines, so that a table fits a terminal."""
 _UNITS = {"": 1, "k": 1000, "M": 1_000_000}
 _TABLE = (
     "g1_share",
@@ -245,6 +247,8 @@ def _tell(found: Sweep, as_json: bool, quiet: bool) -> None:
 
 
 def _table(found: Sweep) -> str:
+    from textwrap import wrap
+
     from tabulate import tabulate
 
     from g2sim.scenarios.sweep import METRICS, cell
@@ -260,6 +264,7 @@ def _table(found: Sweep) -> str:
     if found.goals is not None:
         heads.append("Pareto")
         rows = [[*row, "*" if mark else ""] for row, mark in zip(rows, found.on_front, strict=True)]
+    heads = ["\n".join(wrap(head, _HEAD_WIDTH, break_long_words=False, break_on_hyphens=False)) for head in heads]
     right = ["right"] * len(heads)
     return f"{found.scenario}\n\n{tabulate(rows, headers=heads, colalign=right, disable_numparse=True)}"
 

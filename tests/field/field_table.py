@@ -16,13 +16,13 @@ CASES = range(1, 91)
 _NAMED = re.compile(r"\bF(\d\d)\b|def test_((?:f\d\d[a-z]?_)+)")
 
 NOT_SHOWN = {
-    42: "there is no such counter; that no figure divides by a time of zero is F77",
     48: "there is no clear of caches in a run, so none can meet a transfer",
     57: "workers neither leave nor join during a run; there is nothing to flap",
 }
 """Cases without a test, and why."""
 
 ELSEWHERE = {
+    42: "there is no such counter; all that is counted of a host tier is the same at time 0 and later",
     41: "the recorded reference differs as long as the chain is not looked up again, and is followed; both are tests",
     51: "a prompt that fits, but cannot grow, ends the run with a named deadlock, as it ends the reference's",
     63: "surplus ids are ignored, as recorded; too few are refused",

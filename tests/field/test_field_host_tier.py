@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from field_runs import BLOCK, Ran, host, row, simulate, worker
@@ -169,6 +170,25 @@ def test_f39_a_block_that_is_copied_to_the_host_stays_on_the_gpu(tmp_path: Path)
     assert ran.column("first_admission_g1_reused_input_tokens")[3:] == [7 * BLOCK] * 3
     assert ran.column("first_admission_host_reused_input_tokens") == [0] * 6
     assert not ran.of(LoadQueued)
+
+
+@pytest.mark.parametrize("step_ms", [0.0, 1.0])
+def test_f42_what_is_counted_does_not_depend_on_the_clock(step_ms: float, tmp_path: Path) -> None:
+    """A store, an eviction from G1 and the first load of the same blocks: in one instant, at time 0 and at 10,000."""
+
+    def figures(at_ms: float) -> list[Any]:
+        rows = [row(0, [99], tokens=1), *(row(at_ms, ids) for ids in (range(6), range(20, 28), [*range(6), 90]))]
+        one = worker(gpu_blocks=8, prefill_ms=step_ms, decode_ms=step_ms, host=host(32, d2h_ms=step_ms, h2d_ms=step_ms))
+        ran = simulate(tmp_path, rows, aggregated=one)
+        all_end(ran)
+        names = ("first_admission_host_reused_input_tokens", "ttft_ms", "ttft_parts_ms", "e2e_latency_ms")
+        return [ran.report["g2_pools"], *(ran.column(name)[1:] for name in names)]
+
+    early = figures(0.0)
+    assert early == figures(10_000.0)
+    assert early[1] == [0, 0, 6 * BLOCK]
+    if not step_ms:
+        assert early[2] == [0.0] * 3
 
 
 def test_f43_one_budget_in_bytes_is_one_number_of_blocks(tmp_path: Path) -> None:

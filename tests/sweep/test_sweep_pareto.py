@@ -137,5 +137,5 @@ def test_marks_are_in_every_form_of_the_rows_and_only_if_asked_for(tmp_path: Pat
     assert [row["pareto"] for row in rows] == [{None: "", True: "true", False: "false"}[mark] for mark in marks]
     assert [row["pareto"] for row in pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pylist()] == marks
     assert len(list(ElementTree.parse(tmp_path / "a.svg").iter(f"{SVG}circle"))) == 2
-    assert "load imbalance" in table.stdout
+    assert "imbalance" in table.stdout
     assert table.stdout.splitlines()[-1].endswith("*")
