@@ -17,7 +17,7 @@ import attrs
 import yaml
 
 from g2sim.bus.events import BY_TAG, EventType
-from g2sim.scenarios import compare, event_plane, report
+from g2sim.scenarios import compare, event_plane, report, report_meanings, router_replicas
 from g2sim.scenarios.fields import ABSENT, REQUIRED, Field, Kind, ListOf, Named, Section, Spec, Variants
 from g2sim.scenarios.key_meanings import MEANINGS, key_path
 from g2sim.scenarios.layout import SCENARIO
@@ -87,12 +87,20 @@ def render_rules() -> str:
 
 
 def render_report() -> str:
-    """What the figures of reports and comparisons mean."""
-    parts = list(_page("Figures", "report", "As they stand under `definitions` where the figures are printed as JSON."))
+    """What the figures of reports and comparisons mean: by formula, and field by field."""
+    about = (
+        "First the definitions, as they stand under `definitions` where the figures are printed as JSON; "
+        f"then every field. `<stat>` is one of {', '.join(report_meanings.STATISTICS)}; "
+        "`[]` stands for each entry of a list, `*` for all keys. Times are virtual."
+    )
+    parts = list(_page("Figures", "report", about))
     sections: dict[str, Mapping[str, str]] = {
-        "`report.json`": report.DEFINITIONS,
-        "`event_plane` in `report.json`": event_plane.DEFINITIONS,
-        "`g2sim compare`": compare.DEFINITIONS,
+        "Definitions of `report.json`": report.DEFINITIONS,
+        "Definitions of `event_plane` in `report.json`": event_plane.DEFINITIONS,
+        "Definitions of `routers` in `report.json`": router_replicas.DEFINITIONS,
+        "Definitions of `g2sim compare`": compare.DEFINITIONS,
+        "Fields of `report.json`": report_meanings.REPORT,
+        "Fields of a line of `requests.jsonl`": report_meanings.REQUEST,
     }
     for title, definitions in sections.items():
         rows = [(f"`{name}`", text) for name, text in definitions.items()]
