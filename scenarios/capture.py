@@ -2,12 +2,15 @@
 
 Owns: the capture's records. Refuses to know: sockets, and what the messages say.
 
-A capture is an event log (``g2sim.bus.log``) with two event types of its own:
+A capture is an event log (``g2sim.bus.log``) with event types of its own:
 
 - ``cap.open [stream, endpoint, replay_endpoint, dp_rank]``: a stream that was listened to. ``stream`` is its name,
   ``dp_rank`` the rank to assume for batches that name none.
 - ``cap.msg [stream, replayed, frames]``: one message of it, frames as received; ``replayed`` if it was an answer of
   the replay socket.
+- ``cap.anew [stream]``: its publisher began anew; the next message is the first one known of its new life.
+- ``cap.end [stream, tail_confirmed]``: the listening ended; ``tail_confirmed`` if the replay socket has said that
+  nothing came after the last message.
 
 ``time_ms`` counts from the start of the recording. A capture that was cut is good up to its last whole record.
 """
@@ -26,6 +29,8 @@ from g2sim.bus.log import LogWriter
 
 OPENED: Final = "cap.open"
 MESSAGE: Final = "cap.msg"
+ANEW: Final = "cap.anew"
+ENDED: Final = "cap.end"
 _SOURCE: Final = "record"
 
 
@@ -48,8 +53,28 @@ class MessageCaptured:
     frames: tuple[bytes, ...]
 
 
+@attrs.frozen(kw_only=True, slots=True)
+class PublisherBeganAnew:
+    """See the module's text."""
+
+    stream: str
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class ListeningEnded:
+    """See the module's text."""
+
+    stream: str
+    tail_confirmed: bool
+
+
 # Not registered: the log of a run describes all registered events, and none of these can occur in one.
-TYPES: Final = (event_type(OPENED, 1, StreamOpened), event_type(MESSAGE, 1, MessageCaptured))
+TYPES: Final = (
+    event_type(OPENED, 1, StreamOpened),
+    event_type(MESSAGE, 1, MessageCaptured),
+    event_type(ANEW, 1, PublisherBeganAnew),
+    event_type(ENDED, 1, ListeningEnded),
+)
 
 
 class CaptureWriter:
@@ -82,7 +107,14 @@ class CaptureWriter:
     def opened(self, stream: StreamOpened) -> None:
         self._log.append(Record(0.0, _SOURCE, 0, stream))
 
-    def message(self, time_ms: float, stream: str, frames: Sequence[bytes], *, replayed: bool) -> None:
+    def ended(self, time_ms: float, stream: str, *, tail_confirmed: bool) -> None:
+        self._log.append(Record(time_ms, _SOURCE, 0, ListeningEnded(stream=stream, tail_confirmed=tail_confirmed)))
+
+    def message(
+        self, time_ms: float, stream: str, frames: Sequence[bytes], *, replayed: bool, anew: bool = False
+    ) -> None:
+        if anew:
+            self._log.append(Record(time_ms, _SOURCE, 0, PublisherBeganAnew(stream=stream)))
         self._log.append(
             Record(time_ms, _SOURCE, 0, MessageCaptured(stream=stream, replayed=replayed, frames=tuple(frames)))
         )

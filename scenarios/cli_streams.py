@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -128,12 +128,13 @@ def validate(
     files = [Path(stream) for stream in streams if "://" not in stream]
     if live and files:
         raise ConfigError("STREAM", problem="files and live streams cannot be checked together", got=live[0])
+    heard: list[dict[str, Any]] = []
     if live:
-        good = _listen(validator, endpoints_of(live, replay), for_s, count, from_start=not from_now)
+        good, heard = _listen(validator, endpoints_of(live, replay), for_s, count, from_start=not from_now)
     else:
         good = check_files(files, validator)
     verdicts = validator.finish()
-    value = report_value(validator, verdicts, program_version())
+    value = report_value(validator, verdicts, program_version()) | {"streams": heard}
     click.echo(report_json(value) if as_json else "\n".join(report_lines(validator, verdicts)), nl=not as_json)
     if not good:
         raise ConfigError("STREAM", problem="nothing in it could be read as an event", got=" ".join(streams))
@@ -142,7 +143,8 @@ def validate(
 
 def _listen(
     validator: Validator, endpoints: list[Endpoint], for_s: float | None, count: int | None, *, from_start: bool
-) -> int:
+) -> tuple[int, list[dict[str, Any]]]:
+    """Feed live streams to a validator. Returns how many items were good, and what came of each stream."""
     from g2sim.scenarios.live_streams import Listener, interruptible
     from g2sim.scenarios.stream_sources import MessageReader
     from g2sim.scenarios.validate import Bad, Source
@@ -156,12 +158,16 @@ def _listen(
     ):
         click.echo(f"listening to {', '.join(e.live for e in endpoints)}; Ctrl-C ends it with a verdict", err=True)
         for number, got in enumerate(listener.messages()):
-            item = readers[got.endpoint.name].read(got.frames, replayed=got.replayed)
+            reader = readers[got.endpoint.name]
+            reader.anew = reader.anew or got.anew
+            item = reader.read(got.frames, replayed=got.replayed)
             if item is not None:
                 validator.feed(number, item)
                 good += type(item) is not Bad
+        for name, heard in listener.heard.items():
+            validator.feed(number, readers[name].ended(tail_confirmed=heard.tail_confirmed))
     validator.end(number)
-    return good
+    return good, [{"stream": name} | heard.counts() for name, heard in listener.heard.items()]
 
 
 def endpoints_of(live: list[str], replay: tuple[str, ...]) -> list[Endpoint]:
@@ -262,7 +268,9 @@ def record(
                 )
             click.echo(f"recording {', '.join(e.live for e in endpoints)}; Ctrl-C ends it", err=True)
             for got in listener.messages():
-                writer.message(got.time_ms, got.endpoint.name, got.frames, replayed=got.replayed)
+                writer.message(got.time_ms, got.endpoint.name, got.frames, replayed=got.replayed, anew=got.anew)
+            for name, heard in listener.heard.items():
+                writer.ended(listener.now_ms(), name, tail_confirmed=heard.tail_confirmed)
     click.echo(f"{writer.messages} messages in {out}", err=True)
 
 

@@ -1,6 +1,7 @@
 """Live KV event streams over ZeroMQ, as vLLM publishes them: listening, and fetching what was lost.
 
-Owns: the sockets of a listener. Refuses to know: what the messages say. Needs pyzmq, imported when used.
+Owns: the sockets of a listener. Refuses to know: what the messages say, and what is lost (``live_sequence``). Needs
+pyzmq, imported when used.
 """
 
 from __future__ import annotations
@@ -16,14 +17,21 @@ from typing import Any, Final, Self
 import attrs
 
 from g2sim.actors.kv.wire import WireError
-from g2sim.actors.kv.wire_vllm import MAX_PAYLOAD_BYTES, read_message, read_replay_answer, replay_request
+from g2sim.actors.kv.wire_vllm import MAX_PAYLOAD_BYTES, Message, read_message, read_replay_answer, replay_request
 from g2sim.bus.errors import ConfigError
+from g2sim.scenarios.live_sequence import Answer, Heard
 
 RECEIVE_QUEUE: Final = 100_000
 """Messages that may wait in a socket, as many as vLLM's publisher lets wait."""
 _POLL_MS: Final = 100
 MAX_REPLAY: Final = 100_000
 """Most answers taken for one replay request."""
+SILENCE_S: Final = 1.0
+"""Time without a message [s] after which the replay socket is asked whether something was lost behind the last one."""
+_MOST_SILENCE_S: Final = 60.0
+"""The same [s] at most; it is doubled for a replay socket that does not answer."""
+_LAST_S: Final = 10.0
+"""Longest time for what is queued, and for what was lost at the end [s]."""
 
 
 def import_zmq() -> ModuleType:
@@ -55,12 +63,31 @@ class Endpoint:
 
 @attrs.frozen(slots=True)
 class Received:
-    """One message: which stream, ms since the start, whether it answered a replay request, frames."""
+    """One message: which stream, ms since the start, whether it answered a replay request, frames.
+
+    Attributes:
+        anew: it is the first of a publisher that began anew.
+    """
 
     endpoint: Endpoint
     time_ms: float
     replayed: bool
     frames: list[bytes]
+    anew: bool = False
+
+
+@attrs.define(slots=True, eq=False)
+class _Stream:
+    """``ask_at``: when to ask the replay socket if it stays silent; ``silence_s``: how long it was silent then."""
+
+    endpoint: Endpoint
+    heard: Heard
+    ask_at: float
+    silence_s: float = SILENCE_S
+
+    def listen_on(self) -> None:
+        self.silence_s = SILENCE_S
+        self.ask_at = time.monotonic() + SILENCE_S
 
 
 @contextlib.contextmanager
@@ -80,6 +107,9 @@ def interruptible() -> Iterator[threading.Event]:
 class Listener:
     """Listens to streams until it is told to stop.
 
+    What was lost is asked for when a number shows it, when a stream has been silent for ``SILENCE_S``, and at the end
+    unless ``count`` ends the listening.
+
     Args:
         endpoints: the streams.
         stop: ends the listening when set.
@@ -87,6 +117,8 @@ class Listener:
         count: ends it after this many live messages, None for never.
         from_start: ask the replay socket for all it retains before listening on.
         replay_timeout_s: how long an answer may take.
+    Attributes:
+        heard: what was heard of each stream, by its name.
     """
 
     def __init__(
@@ -101,14 +133,13 @@ class Listener:
     ) -> None:
         self._zmq = zmq = import_zmq()
         self._stop = stop
-        self._deadline = None if for_s is None else time.monotonic() + for_s
         self._left = count
-        self._from_start = from_start
         self._timeout_s = replay_timeout_s
         self._start = time.monotonic()
+        self._deadline = None if for_s is None else self._start + for_s
         self._context = zmq.Context()
-        self._sockets: dict[Any, Endpoint] = {}
-        self._expected: dict[str, int | None] = {}
+        self._streams: dict[Any, _Stream] = {}
+        self._monitors: dict[Any, _Stream] = {}
         self._poller = zmq.Poller()
         try:
             for endpoint in endpoints:
@@ -117,13 +148,17 @@ class Listener:
                 socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
                 socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
                 socket.setsockopt(zmq.SUBSCRIBE, b"")
+                heard = Heard(endpoint.replay is not None, from_start)
+                self._streams[socket] = stream = _Stream(endpoint, heard, self._start + SILENCE_S)
+                monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                self._monitors[monitor] = stream
                 self._connect(socket, endpoint.live)
+                self._poller.register(monitor, zmq.POLLIN)
                 self._poller.register(socket, zmq.POLLIN)
-                self._sockets[socket] = endpoint
-                self._expected[endpoint.live] = None
         except BaseException:
             self._context.destroy(0)
             raise
+        self.heard = {stream.endpoint.name: stream.heard for stream in self._streams.values()}
 
     def __enter__(self) -> Self:
         return self
@@ -136,49 +171,112 @@ class Listener:
     def messages(self) -> Iterator[Received]:
         """What comes, what was lost before what showed the loss."""
         while not self._over():
-            for socket, _ in self._poller.poll(_POLL_MS):
-                endpoint = self._sockets[socket]
-                frames = socket.recv_multipart()
-                yield from self._fetch_lost(endpoint, frames)
-                yield Received(endpoint, self._now_ms(), False, frames)
-                if self._left is not None:
-                    self._left -= 1
-                if self._over():
+            yield from self._come(_POLL_MS)
+            silent = min(self._streams.values(), key=lambda stream: stream.ask_at)
+            if time.monotonic() >= silent.ask_at and not self._over():
+                yield from self._ask_silent(silent)
+        if self._left is None:
+            yield from self._last()
+
+    def _come(self, wait_ms: int) -> Iterator[Received]:
+        """One message of each stream that has one."""
+        for socket, _ in self._poller.poll(wait_ms):
+            if socket in self._monitors:
+                socket.recv_multipart()
+                self._monitors[socket].heard.lost_contact()
+                continue
+            stream = self._streams[socket]
+            yield from self._hand_out(stream, socket.recv_multipart())
+            stream.listen_on()
+            if self._left is not None:
+                self._left -= 1
+                if self._left <= 0:
                     return
 
-    def _fetch_lost(self, endpoint: Endpoint, frames: list[bytes]) -> Iterator[Received]:
+    def _hand_out(self, stream: _Stream, frames: list[bytes]) -> Iterator[Received]:
+        """A live message, after what it shows to be lost."""
         try:
-            number = read_message(frames).sequence
+            message = read_message(frames)
         except WireError:
+            yield self._received(stream, frames, replayed=False)
             return
-        expected = self._expected[endpoint.live]
-        first = (0 if self._from_start else number) if expected is None else expected
-        self._expected[endpoint.live] = max(number + 1, expected or 0)
-        if endpoint.replay is None or number <= first:
-            return
-        yield from self._replay(endpoint, first, number)
+        first = stream.heard.before(message)
+        if first is not None:
+            yield from self._ask(stream, first, before=message)
+        if stream.heard.take(message):
+            yield self._received(stream, frames, replayed=False)
 
-    def _replay(self, endpoint: Endpoint, first: int, stop: int) -> Iterator[Received]:
-        zmq = self._zmq
-        with self._context.socket(zmq.DEALER) as socket:
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.RCVHWM, 0)
-            socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
-            self._connect(socket, endpoint.replay or "")
-            socket.send_multipart(replay_request(first))
-            for _ in range(MAX_REPLAY):
-                if not socket.poll(int(self._timeout_s * 1000)):
-                    return
-                frames = socket.recv_multipart()
-                try:
-                    answer = read_replay_answer(frames)
-                except WireError:
-                    yield Received(endpoint, self._now_ms(), True, frames)
-                    continue
-                if answer.end:
-                    return
-                if first <= answer.sequence < stop:  # later ones come live
-                    yield Received(endpoint, self._now_ms(), True, frames)
+    def _ask_silent(self, stream: _Stream) -> Iterator[Received]:
+        first = stream.heard.check_from() if stream.heard.replay else None
+        if first is not None:
+            yield from self._ask(stream, first)
+        if first is None or stream.heard.tail_confirmed:
+            stream.listen_on()
+        else:
+            stream.silence_s = min(2 * stream.silence_s, _MOST_SILENCE_S)
+            stream.ask_at = time.monotonic() + stream.silence_s
+
+    def _last(self) -> Iterator[Received]:
+        """What is queued, and what was lost behind it; streams whose queue does not end are left as they are."""
+        deadline = time.monotonic() + _LAST_S
+        while (more := dict(self._poller.poll(0))) and time.monotonic() < deadline:
+            yield from self._come(0)
+        asked = []
+        for socket, stream in self._streams.items():
+            first = stream.heard.check_from() if stream.heard.replay and socket not in more else None
+            if first is not None:
+                asked.append((stream, first, self._request(stream.endpoint, first)))
+        for stream, first, replay in asked:
+            yield from self._ask(stream, first, asked=replay)
+
+    # -- the replay socket
+
+    def _ask(
+        self, stream: _Stream, first: int | None, *, before: Message | None = None, asked: Any = None
+    ) -> Iterator[Received]:
+        """Ask for everything from a number on, on a socket where that was ``asked`` already, or a new one.
+
+        Args:
+            before: the live message at hand; None if nothing is queued.
+        """
+        while first is not None:
+            with asked or self._request(stream.endpoint, first) as socket:
+                answers, ended = self._answers(socket)
+            asked = None
+            taken, first = stream.heard.answered(first, answers, ended=ended, before=before)
+            for frames in taken:
+                yield self._received(stream, frames, replayed=True)
+
+    def _request(self, endpoint: Endpoint, first: int) -> Any:
+        """A socket on which a request was made."""
+        socket = self._context.socket(self._zmq.DEALER)
+        socket.setsockopt(self._zmq.LINGER, 0)
+        socket.setsockopt(self._zmq.RCVHWM, 0)
+        socket.setsockopt(self._zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
+        self._connect(socket, endpoint.replay or "")
+        socket.send_multipart(replay_request(first))
+        return socket
+
+    def _answers(self, socket: Any) -> tuple[list[Answer], bool]:
+        """The answers to a request, and whether the end marker came."""
+        answers: list[Answer] = []
+        while len(answers) < MAX_REPLAY and socket.poll(int(self._timeout_s * 1000)):
+            frames = socket.recv_multipart()
+            try:
+                answer = read_replay_answer(frames)
+            except WireError:
+                answers.append((None, frames))
+                continue
+            if answer.end:
+                return answers, True
+            answers.append((answer, frames))
+        return answers, False
+
+    # -- both
+
+    def _received(self, stream: _Stream, frames: list[bytes], *, replayed: bool) -> Received:
+        anew, stream.heard.anew = stream.heard.anew, False
+        return Received(stream.endpoint, self.now_ms(), replayed, frames, anew)
 
     def _connect(self, socket: Any, address: str) -> None:
         try:
@@ -192,5 +290,5 @@ class Listener:
             return True
         return self._deadline is not None and time.monotonic() >= self._deadline
 
-    def _now_ms(self) -> float:
+    def now_ms(self) -> float:
         return (time.monotonic() - self._start) * 1000.0

@@ -29,9 +29,18 @@ from g2sim.actors.kv.wire import CLEARED, REMOVED, STORED, StreamEvent, WireErro
 from g2sim.actors.kv.wire_vllm import Message, decode_batch, read_message, read_replay_answer
 from g2sim.bus.errors import ConfigError, LogDamaged, shorten
 from g2sim.bus.log import MAGIC, LogReader
-from g2sim.scenarios.capture import MESSAGE, OPENED
+from g2sim.scenarios.capture import ANEW, ENDED, MESSAGE, OPENED
 from g2sim.scenarios.run_folder import log_file
-from g2sim.scenarios.validate import Bad, BatchArrived, Item, LogRecord, LogSettings, Source, Validator
+from g2sim.scenarios.validate import (
+    Bad,
+    BatchArrived,
+    Item,
+    LogRecord,
+    LogSettings,
+    Source,
+    StreamEnded,
+    Validator,
+)
 
 MAX_LINE_BYTES: Final = 16 * 2**20
 READ_AHEAD: Final = 16
@@ -265,10 +274,14 @@ class MessageReader:
     Args:
         name: the worker's name, unless the topic says one (``kv@<pod>@<model>``).
         dp_rank: the rank of batches that name none.
+    Attributes:
+        anew: the next batch is the first of a publisher that began anew.
     """
 
     name: str
     dp_rank: int = 0
+    anew: bool = False
+    _ranks: set[tuple[str | int, int]] = attrs.Factory(set)
 
     def read(self, frames: Sequence[bytes], *, replayed: bool) -> Item | None:
         """One message; None for the end marker of a replay."""
@@ -287,7 +300,14 @@ class MessageReader:
         except WireError as error:
             raise error.inside(f"batch {message.sequence}") from None
         rank = self.dp_rank if batch.dp_rank is None else batch.dp_rank
-        return BatchArrived(self._worker(message.topic), rank, message.sequence, batch.events, replayed)
+        made = BatchArrived(self._worker(message.topic), rank, message.sequence, batch.events, replayed, self.anew)
+        self.anew = False
+        self._ranks.add((made.worker_id, rank))
+        return made
+
+    def ended(self, *, tail_confirmed: bool) -> StreamEnded:
+        """The listening ended."""
+        return StreamEnded(tuple(sorted(self._ranks, key=str)), tail_confirmed)
 
     def _worker(self, topic: bytes | None) -> str:
         if topic and topic.startswith(b"kv@"):
@@ -312,7 +332,11 @@ def _capture(reader: LogReader) -> Iterator[Located]:
                     item = readers[stream].read(frames, replayed=bool(replayed))
                     if item is not None:
                         yield number, item
+                elif tag == ANEW:
+                    readers[values[0]].anew = True
+                elif tag == ENDED:
+                    yield number, readers[values[0]].ended(tail_confirmed=values[1])
         except LogDamaged as damage:
             yield number + 1, Bad("KV002", f"byte {damage.byte_offset}: {damage.problem}")
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
             yield number, Bad("KV002", f"the record's values are not a message's: {error}")

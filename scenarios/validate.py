@@ -82,13 +82,30 @@ class Options:
 
 @attrs.define(slots=True)
 class BatchArrived:
-    """A vLLM batch from a named publisher. ``number`` is its sequence number."""
+    """A vLLM batch from a named publisher. ``number`` is its sequence number.
+
+    Attributes:
+        anew: it is the first of a publisher that is known to have begun anew.
+    """
 
     worker_id: str | int
     dp_rank: int
     number: int
     events: tuple[StreamEvent, ...]
     replayed: bool
+    anew: bool = False
+
+
+@attrs.frozen(slots=True)
+class StreamEnded:
+    """The listening to a live stream of these ranks ended.
+
+    Attributes:
+        tail_confirmed: the replay socket has said that nothing came after the last message.
+    """
+
+    ranks: tuple[tuple[str | int, int], ...]
+    tail_confirmed: bool
 
 
 @attrs.frozen(slots=True)
@@ -116,7 +133,7 @@ class Bad:
     problem: str
 
 
-Item = StreamEvent | BatchArrived | Membership | Snapshot | LogRecord | LogSettings | Bad
+Item = StreamEvent | BatchArrived | StreamEnded | Membership | Snapshot | LogRecord | LogSettings | Bad
 
 
 @attrs.frozen(slots=True)
@@ -138,6 +155,7 @@ class _Rank:
     state: RankState
     kinds: set[type]
     left: bool = False
+    tail_confirmed: bool | None = None
     past_events: int = 0
     past_changes: list[Change] = attrs.Factory(list)
 
@@ -148,6 +166,10 @@ class Verdict:
 
     Attributes:
         reason: why its state is not exact, None when it is; ``since`` says where that began.
+        last_event_id: the id up to which it speaks, None when nothing is known.
+        tail_confirmed: whether it is known that nothing came after that id; None where the end of a file is the end.
+        restarts: last known ids of publishers that began anew; the first of them.
+        lost_ids: how many ids are missing for good. ``unknown_ids``: how many were before the start of the stream.
         blocks: copies by tier.
         dynamo: in mode dynamo, what Dynamo's index knows of each tier.
     """
@@ -157,6 +179,11 @@ class Verdict:
     reason: str | None
     since: str | None
     left: bool
+    last_event_id: int | None
+    tail_confirmed: bool | None
+    restarts: list[int]
+    lost_ids: int
+    unknown_ids: int
     events: int
     blocks: dict[str, int]
     dynamo: dict[str, Known] | None
@@ -167,6 +194,8 @@ class Verdict:
         name = publisher(self.worker, self.dp_rank)
         held = ", ".join(f"{tier} {count}" for tier, count in self.blocks.items())
         state = "exact" if self.reason is None else f"not exact since {self.since}: {self.reason}"
+        if self.reason is None and self.tail_confirmed is False:
+            state = f"exact up to id {self.last_event_id} (not known what came after it)"
         gone = ", has left" if self.left else ""
         back = "" if len(self.changes) < 2 else f" (changed {len(self.changes) - 1} times)"
         if self.dynamo is not None:
@@ -234,6 +263,9 @@ class Validator:
                 self._pools.feed(where, item.tag, item.values)
         elif isinstance(item, BatchArrived):
             self._batch(where, item)
+        elif isinstance(item, StreamEnded):
+            for key in item.ranks:
+                self._ranks[key].tail_confirmed = item.tail_confirmed
         elif isinstance(item, Membership):
             self._membership(where, item)
         elif isinstance(item, Snapshot):
@@ -299,7 +331,8 @@ class Validator:
             placed = self._placed(where, key, rank, batch.events[0])
         else:
             placed = tuple([item for event in batch.events for item in self._placed(where, key, rank, event)])
-        rank.state.deliver(Delivery(batch.number, placed, where, batch.replayed))
+        rank.tail_confirmed = False
+        rank.state.receive(Delivery(batch.number, placed, where, batch.replayed), anew=batch.anew)
 
     def _placed(
         self, where: Place, key: tuple[str | int, int], rank: _Rank, event: StreamEvent
@@ -385,10 +418,13 @@ class Validator:
         return Copies.COUNTED if self._source.form == "vllm" else Copies.LOGICAL
 
     def _start_anew(self, key: tuple[str | int, int], rank: _Rank) -> None:
-        rank.past_events += rank.state.events
-        rank.past_changes += rank.state.changes
+        before = rank.state
+        rank.past_events += before.events
+        rank.past_changes += before.changes
         del rank.past_changes[100:]
         rank.state = self._new_state(key)
+        rank.state.lost_ids, rank.state.unknown_ids = before.lost_ids, before.unknown_ids
+        rank.state.restarts = before.restarts
         rank.kinds = set()
         rank.left = False
 
@@ -546,6 +582,11 @@ class Validator:
             reason=state.reason(),
             since=None if state.exact or not changes else changes[-1][0],
             left=rank.left,
+            last_event_id=state.last_number,
+            tail_confirmed=rank.tail_confirmed,
+            restarts=state.restarts,
+            lost_ids=state.lost_ids,
+            unknown_ids=state.unknown_ids,
             events=rank.past_events + state.events,
             blocks=dict(state.copies),
             dynamo=None if self.dynamo is None else self.dynamo.known(key, state.resident),

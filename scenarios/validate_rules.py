@@ -46,7 +46,7 @@ RULES: Final = (
     Rule("KV101", "gap", "order", _E, "event ids are missing, and never came"),
     Rule("KV102", "repeat", "order", _W, "an event came again with the same content; it is dropped"),
     Rule("KV103", "id-reused", "order", _E, "an event id came again with other content; it is dropped"),
-    Rule("KV104", "restart", "order", _E, "ids begin again at 0 though the worker neither left nor joined"),
+    Rule("KV104", "restart", "order", _E, "ids begin anew though the worker neither left nor joined"),
     Rule("KV105", "late-start", "order", _N, "the stream begins after id 0, so what came before is not known"),
     Rule("KV106", "late", "order", _W, "an event came after later ones and took its place (a note if by a replay)"),
     Rule("KV107", "too-late", "order", _E, "an event came after its gap had been given up; it is dropped"),

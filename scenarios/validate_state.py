@@ -36,7 +36,7 @@ WINDOW: Final = 10_000
 RECENT: Final = 256
 """Deliveries remembered to tell a repeat from a reused id."""
 MOST_CHANGES: Final = 100
-"""Changes between exact and not exact that are kept."""
+"""Changes between exact and not exact that are kept, and restarts."""
 
 Place = tuple[Any, int]
 """Source and line or record in it."""
@@ -93,6 +93,8 @@ class RankState:
         blocks: hash -> entry, for every resident block.
         changes: when the state became exact and when not; the first is the start.
         covered: deliveries dropped because a snapshot covers them. ``recoveries``: snapshots applied.
+        lost_ids: how many ids were given up. ``unknown_ids``: the same of those before a late start.
+        restarts: last ids known of publishers that began anew, the first of them.
     """
 
     def __init__(self, report: Report, *, counted: bool, strict: bool, capacities: dict[str, int]) -> None:
@@ -101,6 +103,8 @@ class RankState:
         self.events = 0
         self.covered = 0
         self.recoveries = 0
+        self.lost_ids = self.unknown_ids = 0
+        self.restarts: list[int] = []
         self.changes: list[Change] = []
         self.missing: list[tuple[int, int, Place, bool]] = []  # first, last, place where seen, late start
         self.next_number: int | None = None
@@ -121,6 +125,7 @@ class RankState:
         self._recent: deque[tuple[int, Contents]] = deque(maxlen=RECENT)
         self._step: _Step | None = None
         self._last_ms: float | None = None
+        self._last_live = -1
 
     # -- what is known
 
@@ -135,6 +140,11 @@ class RankState:
             span = f"{first}" if first == last else f"{first}..{last}"
             return f"late start, ids {span} are not known" if late else f"ids {span} are missing"
         return self._lost or self._tainted
+
+    @property
+    def last_number(self) -> int | None:
+        """The highest id so far."""
+        return None if self.next_number is None else self.next_number - 1
 
     def open_gaps(self) -> list[tuple[int, int]]:
         """Missing ids as ranges, late starts left out."""
@@ -167,6 +177,21 @@ class RankState:
         self._over.clear()
 
     # -- order
+
+    def receive(self, delivery: Delivery, *, anew: bool = False) -> None:
+        """Take the next message of a publisher that sends its numbers in order, each once.
+
+        So a live one that is not above the last live one shows that the publisher began anew, unless it is the very
+        same message again. ``anew``: that is known already.
+        """
+        live = not delivery.replayed
+        if live and delivery.number <= self._last_live and not self._repeats_last(delivery):
+            anew = True
+        if anew and self.next_number is not None:
+            self._restart(delivery)
+        if live:
+            self._last_live = delivery.number
+        self.deliver(delivery)
 
     def deliver(self, delivery: Delivery, *, shared_numbers: bool = False) -> None:
         """Take what came next. ``shared_numbers``: events of one batch come one by one under one number."""
@@ -302,9 +327,7 @@ class RankState:
         if _contents(delivery) in seen:
             self._report("KV102", delivery.place, event, f"id {number} came before with the same content", None)
         elif number == 0 and self.next_number != 1:
-            problem = f"id 0 follows id {(self.next_number or 0) - 1}; taken as a restart with empty caches"
-            self._report("KV104", delivery.place, event, problem, None)
-            self.reset()
+            self._restart(delivery)
             self._first = (0, _contents(delivery))
             self._take(delivery)
         elif seen:
@@ -314,15 +337,26 @@ class RankState:
             expected = self.next_number
             self._report("KV102", delivery.place, event, f"id {number} is below the expected id {expected}", None)
 
-    def reset(self) -> None:
-        """Forget everything: the publisher starts anew."""
+    def _repeats_last(self, delivery: Delivery) -> bool:
+        """Whether a delivery is the last live one again, with its time."""
+        times = [event.ts_ms for event, _ in delivery.events]
+        same = delivery.number == self._last_live and (not times or times[-1] == self._last_ms)
+        return same and (delivery.number, _contents(delivery)) in self._recent
+
+    def _restart(self, delivery: Delivery) -> None:
+        """The publisher starts anew with a delivery, or before it: forget everything."""
+        last = (self.next_number or 0) - 1
+        problem = f"id {delivery.number} follows id {last}; taken as a restart with empty caches"
+        self._report("KV104", delivery.place, _head(delivery), problem, None)
+        if len(self.restarts) < MOST_CHANGES:
+            self.restarts.append(last)
         self.settle()
         self._give_up(len(self.missing), "the publisher started anew")
         self._confirm()
         self._clear_all(None)
         self._lost = self._tainted = None
         self._moot.clear()
-        self._covered_to = -1
+        self._covered_to = self._last_live = -1
         self.next_number = self._first = self._last_ms = None
         self._recent.clear()
 
@@ -336,7 +370,10 @@ class RankState:
         """The first ``count`` gaps will not be filled."""
         for first, last, place, late in self.missing[:count]:
             span = f"id {first}" if first == last else f"ids {first}..{last}"
-            if not late:
+            if late:
+                self.unknown_ids += last - first + 1
+            else:
+                self.lost_ids += last - first + 1
                 self._report("KV101", place, None, f"{span} missing{f', {why}' if why else ''}", None)
             self._lost = self._lost or (f"late start, {span} not known" if late else f"{span} missing")
             self._moot.append((first, last))
@@ -544,13 +581,7 @@ class RankState:
             self._clear_all(undo)
             # Whatever was missed before, the rank is empty now. A clear is never taken back: nothing below it is
             # missing any more.
-            before = [gap for gap in self.missing if gap[1] < number]
-            for first, last, seen, late in before:
-                if not late:
-                    span = f"id {first}" if first == last else f"ids {first}..{last}"
-                    self._report("KV101", seen, None, f"{span} missing, before a clear of all tiers", None)
-                self._moot.append((first, last))
-            del self.missing[: len(before)]
+            self._give_up(sum(gap[1] < number for gap in self.missing), "before a clear of all tiers")
             self._lost = self._tainted = None
             self._mark(place)
             return
