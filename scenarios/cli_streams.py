@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -279,6 +281,13 @@ def record(
 @click.option(
     "--speed", type=click.FloatRange(min=0, min_open=True), help="Pace: 1 is real time.  [default: no pauses]"
 )
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Pace: batches a second, of all ranks.")
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    help="Times to publish it, with a clear of all caches in between.  [default: 1, or what --for takes]",
+)
+@click.option("--for", "for_s", type=click.FloatRange(min=0), help="Seconds to publish at most, repeating it.")
 @click.option(
     "--bind", default=_LOOPBACK, show_default=True, help="Address to listen on; others than loopback expose it."
 )
@@ -336,6 +345,9 @@ def record(
 def publish(
     path: Path,
     speed: float | None,
+    rate: float | None,
+    repeat: int | None,
+    for_s: float | None,
     bind: str,
     port: int,
     replay_port: int,
@@ -353,11 +365,16 @@ def publish(
     rank with its addresses.
 
     Example: g2sim publish runs/demo --wait 30 --linger 10
+
+    Example of a long stream: g2sim publish runs/demo --wait 30 --for 600 --rate 2000 --linger 10
     """
     from g2sim.actors.kv.wire_vllm import ReplayLayout, Shape
     from g2sim.scenarios.live_streams import import_zmq, interruptible
     from g2sim.scenarios.publish_streams import Publishers, outgoing, ranks_of
+    from g2sim.scenarios.repeat_streams import repeated
 
+    if speed is not None and rate is not None:
+        raise ConfigError("--rate", got=rate, allowed="--speed or --rate, not both")
     import_zmq()
     with contextlib.ExitStack() as stack:
         if path.suffix in (".yaml", ".yml"):
@@ -381,8 +398,12 @@ def publish(
             click.echo(f"{worker}/r{rank} live {one.endpoint} replay {one.replay_endpoint}")
         sys.stdout.flush()
         publishers.serve(wait_s, lambda: stop.is_set() or all(p.subscribers for p in publishers.by_rank.values()))
-        started = outgoing(path, shape=Shape(shape), block_size=block_size)
-        sent = publishers.play(started, speed=speed, stop=stop.is_set)
+        times = repeat if repeat is not None or for_s is not None else 1
+        messages = repeated(lambda: outgoing(path, shape=Shape(shape), block_size=block_size), times, Shape(shape))
+        deadline = math.inf if for_s is None else time.monotonic() + for_s
+        sent = publishers.play(
+            messages, speed=speed, rate=rate, stop=lambda: stop.is_set() or time.monotonic() >= deadline
+        )
         click.echo(f"{sent} batches sent", err=True)
         publishers.serve(linger_s, stop.is_set)
 

@@ -107,14 +107,13 @@ def interruptible() -> Iterator[threading.Event]:
 class Listener:
     """Listens to streams until it is told to stop.
 
-    What was lost is asked for when a number shows it, when a stream has been silent for ``SILENCE_S``, and at the end
-    unless ``count`` ends the listening.
+    What was lost is asked for when a number shows it, when a stream has been silent for ``SILENCE_S``, and at the end.
 
     Args:
         endpoints: the streams.
         stop: ends the listening when set.
         for_s: ends it after this time [s], None for never.
-        count: ends it after this many live messages, None for never.
+        count: ends it after this many live messages, None for never; those that are queued then are left.
         from_start: ask the replay socket for all it retains before listening on.
         replay_timeout_s: how long an answer may take.
     Attributes:
@@ -175,8 +174,7 @@ class Listener:
             silent = min(self._streams.values(), key=lambda stream: stream.ask_at)
             if time.monotonic() >= silent.ask_at and not self._over():
                 yield from self._ask_silent(silent)
-        if self._left is None:
-            yield from self._last()
+        yield from self._last()
 
     def _come(self, wait_ms: int) -> Iterator[Received]:
         """One message of each stream that has one."""
@@ -217,8 +215,8 @@ class Listener:
             stream.ask_at = time.monotonic() + stream.silence_s
 
     def _last(self) -> Iterator[Received]:
-        """What is queued, and what was lost behind it; streams whose queue does not end are left as they are."""
-        deadline = time.monotonic() + _LAST_S
+        """What is queued, and what was lost behind it; streams with more in the queue are left as they are."""
+        deadline = time.monotonic() + (_LAST_S if self._left is None else 0.0)
         while (more := dict(self._poller.poll(0))) and time.monotonic() < deadline:
             yield from self._come(0)
         asked = []

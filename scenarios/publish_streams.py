@@ -324,17 +324,34 @@ class Publishers:
                 return
             time.sleep(min(0.005, left))
 
-    def play(self, messages: Iterator[Outgoing], *, speed: float | None, stop: Callable[[], bool]) -> int:
-        """Send messages, paced (``speed`` times as fast as their times say) or as fast as they go. Returns how many."""
+    def play(
+        self,
+        messages: Iterator[Outgoing],
+        *,
+        speed: float | None = None,
+        rate: float | None = None,
+        stop: Callable[[], bool],
+    ) -> int:
+        """Send messages, as fast as they go unless they are paced. Returns how many.
+
+        Args:
+            speed: how many times as fast as their times say.
+            rate: how many a second, in all.
+        """
         sent = 0
         start: float | None = None
         first_ms = 0.0
         for item in messages:
             if start is None:
                 start, first_ms = time.monotonic(), item.time_ms
+            due = start
             if speed is not None:
-                due = start + (item.time_ms - first_ms) / 1000.0 / speed
-                self.serve(max(0.0, due - time.monotonic()), stop)
+                due += (item.time_ms - first_ms) / 1000.0 / speed
+            elif rate is not None:
+                due += sent / rate
+            ahead_s = due - time.monotonic()
+            if ahead_s > 0:
+                self.serve(ahead_s, stop)
             elif sent % 64 == 0:
                 for publisher in self.by_rank.values():
                     publisher.serve()

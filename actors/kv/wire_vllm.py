@@ -45,6 +45,7 @@ MAX_TOPIC_BYTES: Final = 4096
 END_OF_REPLAY: Final = b"\xff" * 8
 _INTEGERS: Final = frozenset((int,))
 _NUMBER: Final = struct.Struct(">Q")
+_START: Final = struct.Struct(">BBd")  # array of 3, 64-bit float, seconds
 
 _STORED: Final = (
     "block_hashes",
@@ -215,6 +216,20 @@ def decode_batch(payload: bytes, *, event_id: int | None = None, replayed: bool 
         except WireError as error:
             raise error.inside(f"events[{len(made)}]") from None
     return Batch(ts_s=ts_s, events=tuple(made), dp_rank=dp_rank)
+
+
+def batch_time_s(payload: bytes) -> float:
+    """Time in a payload, without reading the rest; raises WireError unless it is a float of 64 bits, as vLLM writes."""
+    if len(payload) > _START.size:
+        array_of_3, float_64, ts_s = _START.unpack_from(payload)
+        if (array_of_3, float_64) == (0x93, 0xCB) and math.isfinite(ts_s):
+            return float(ts_s)
+    raise WireError("batch[0]", "allowed: seconds as a finite float of 64 bits")
+
+
+def with_batch_time(payload: bytes, ts_s: float) -> bytes:
+    """A payload of which ``batch_time_s`` is known, with another time."""
+    return _START.pack(0x93, 0xCB, ts_s) + payload[_START.size :]
 
 
 def _event_value(event: StreamEvent, shape: Shape, place: str) -> Any:

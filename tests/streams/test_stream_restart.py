@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_process import start_cli
 from stream_cases import checked
 
 pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'g2sim[zmq]'")
@@ -23,8 +22,6 @@ from g2sim.actors.kv.wire_vllm import Batch, Message, encode_batch, message_fram
 from g2sim.scenarios.publish_streams import Publisher
 from g2sim.scenarios.stream_sources import MessageReader
 from g2sim.scenarios.validate import Source, Validator, Verdict
-
-SCRIPT = "import sys; from g2sim.scenarios.cli import main; main(sys.argv[1:])"
 
 
 def message(life: int, number: int, *, ts_s: float = 0.0) -> Message:
@@ -39,39 +36,27 @@ def message(life: int, number: int, *, ts_s: float = 0.0) -> Message:
 class Deployment:
     """Two publishers, of which the second gives no replay socket to its listeners, and one command that listens."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, folder: Path, command: str, *options: object) -> None:
         self._context = zmq.Context()
         self.publishers = [Publisher(self._context, "127.0.0.1") for _ in range(2)]
         first, second = self.publishers
         streams = [f"w0={first.endpoint}", f"w1={second.endpoint}", "--replay", f"w0={first.replay_endpoint}"]
-        command, *options = map(str, arguments)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, command, *streams, *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = start_cli(folder, command, *streams, *options)
         self.meet()
 
     def meet(self) -> None:
-        while not all(publisher.subscribers for publisher in self.publishers):
-            self.serve(0.005)
+        self.serve(30, lambda: all(publisher.subscribers for publisher in self.publishers))
 
     def send(self, life: int, numbers: Iterable[int], lost: Iterable[int] = ()) -> None:
         for number in numbers:
             for publisher in self.publishers:
                 publisher.send(message(life, number), lose=number in set(lost))
 
-    def serve(self, seconds: float) -> None:
+    def serve(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self.process.poll() is None:
+        while time.monotonic() < deadline and self.process.poll() is None and not until():
             for publisher in self.publishers:
                 publisher.serve(1)
-
-    def heard(self, asked: list[int]) -> None:
-        """Wait until the first publisher was asked for these numbers."""
-        while self.publishers[0].asked[: len(asked)] != asked:
-            self.serve(0.005)
 
     def restart(self) -> None:
         self.serve(0.3)  # real time: what was sent has to reach another process
@@ -119,8 +104,8 @@ def told(verdict: dict[str, Any]) -> tuple[bool, int, list[int], bool | None, in
     )
 
 
-def test_a_restart_is_noticed_when_its_first_batches_are_lost() -> None:
-    with Deployment("validate", "--json") as deployment:
+def test_a_restart_is_noticed_when_its_first_batches_are_lost(tmp_path: Path) -> None:
+    with Deployment(tmp_path, "validate", "--json") as deployment:
         deployment.send(1, range(6))
         deployment.restart()
         deployment.send(2, range(5), lost=[0, 1])
@@ -134,10 +119,10 @@ def test_a_restart_is_noticed_when_its_first_batches_are_lost() -> None:
     assert value["streams"][0]["replayed"] - value["streams"][0]["copies"] == 2
 
 
-def test_a_loss_behind_the_last_message_is_found_in_silence_and_at_the_end() -> None:
-    with Deployment("validate") as deployment:
+def test_a_loss_behind_the_last_message_is_found_in_silence_and_at_the_end(tmp_path: Path) -> None:
+    with Deployment(tmp_path, "validate") as deployment:
         deployment.send(1, range(6), lost=[4, 5])
-        deployment.heard([3])
+        deployment.serve(30, lambda: 3 in deployment.publishers[0].asked)  # in silence, from the last one on
         deployment.send(1, [6], lost=[6])
         code, out = deployment.end()
     assert code == 0
@@ -149,7 +134,7 @@ def test_a_loss_behind_the_last_message_is_found_in_silence_and_at_the_end() -> 
 
 def test_a_capture_tells_the_same_as_the_listening(tmp_path: Path) -> None:
     capture = tmp_path / "live.g2cap"
-    with Deployment("record", "--out", capture) as deployment:
+    with Deployment(tmp_path, "record", "--out", capture) as deployment:
         deployment.send(1, range(3))
         deployment.restart()
         deployment.send(2, range(6), lost=[0, 5])
