@@ -13,6 +13,8 @@ import enum
 class Phase(enum.IntEnum):
     """Phases of one round, first to last."""
 
+    FAULT = -1
+    """Workers crash, are found dead, restart, or drop out of discovery."""
     HOST_POOL = 0
     """A shared pool's transfers end or begin to move."""
     TICK = 1

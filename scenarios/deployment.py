@@ -17,9 +17,10 @@ from g2sim.actors.host_pool.actor import HostPoolActor
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import FairLinks, FifoLanes, Link, bytes_per_ms, equal_share, max_min
 from g2sim.actors.kv.blocks import BlockHasher
+from g2sim.actors.membership.actor import MembershipActor
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.actor import RouterActor
-from g2sim.actors.router.faults import FaultPlan
+from g2sim.actors.router.faults import FaultPlan, OnCrash
 from g2sim.actors.router.messages import router_names
 from g2sim.actors.router.policy import PlacementPolicy
 from g2sim.actors.router.pool import Pool
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 RUN_SOURCE = "run"
 TRAFFIC = "traffic"
 HANDOFF = "handoff"
+MEMBERSHIP = "membership"
 
 _SHARE_RULES = {Sharing.MAX_MIN: max_min, Sharing.EQUAL_SHARE: equal_share}
 
@@ -128,7 +130,7 @@ def build_cluster(
     Args:
         pass_times: answer for the roles with external timing.
         policy_class: of the placement policy, None for a built-in one.
-        faults: what strikes KV events on their way to routers.
+        faults: what strikes KV events on their way to routers, and workers.
     Raises: ConfigError for a fault of a router that does not look at KV events.
     """
     kernel = Kernel(seed=seed, time_limit_ms=deployment.max_virtual_time_ms)
@@ -198,6 +200,17 @@ def build_cluster(
         wake_message=traffic.RequestsEnded(),
         wake_phase=Phase.TERMINAL,
     )
+    if faults is not None and faults.membership:
+        membership = MembershipActor(
+            faults=faults.membership,
+            workers={config.role: _names(config) for config in deployment.pools},
+            routers=routers,
+            coordinator=coordinator,
+            traffic=TRAFFIC,
+        )
+        kernel.register(MEMBERSHIP, membership)
+        membership.start(kernel, MEMBERSHIP)
+        source.keeps_requests = any(fault.requests is OnCrash.RESUBMIT for fault in faults.membership)
     for name in made:
         kernel.post(kernel.slot(name), workers.Begin(), Phase.HOST_POOL, 0.0)
     kernel.post(kernel.slot(TRAFFIC), traffic.Begin(), Phase.TERMINAL, 0.0)
@@ -214,6 +227,8 @@ def _check_faults(faults: FaultPlan | None, policies: Mapping[str, PlacementPoli
     """Raises: ConfigError for a fault that can reach nobody. Whether a policy looks is known when it has started."""
     looking = [pool for pool, policy in policies.items() if policy.sees_blocks]
     for fault in () if faults is None else faults.faults:
+        if fault.kind.is_membership:
+            continue
         if not looking or fault.pool not in (None, *looking):
             who = "no router looks" if fault.pool is None else f"the {fault.pool} router does not look"
             raise ConfigError(

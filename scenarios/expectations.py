@@ -18,12 +18,15 @@ from typing import Any
 
 import attrs
 
+from g2sim.actors.membership.events import WorkerStateKnown
 from g2sim.actors.router.events import FaultBegan, IndexCompared
+from g2sim.actors.router.registry import make_policy
 from g2sim.bus.errors import ConfigError, InvariantViolation, close_to, shorten
 from g2sim.bus.events import BY_CLASS, BY_TAG, Record
 from g2sim.bus.log import LogReader
 from g2sim.scenarios.fields import ABSENT
 from g2sim.scenarios.layout import BOUNDS
+from g2sim.scenarios.policy_source import is_built_in
 from g2sim.scenarios.records import Numbered, chain_of, event_tags, numbered
 from g2sim.scenarios.report import Report, ReportFold, RunInfo
 from g2sim.scenarios.run import report_of_log
@@ -226,12 +229,18 @@ def _check_field(document: Document, figure: ReportFigure, path: KeyPath, scenar
 def _outline(scenario: Scenario) -> Report:
     """The report of a run in which nothing has happened, but that its faults, if any, have struck nothing."""
     fold = ReportFold(_info(scenario, scenario.seed))
-    pools = [pool.role.pool_name for pool in scenario.deployment.pools]
+    router = scenario.deployment.router
+    sees_blocks = not is_built_in(router.policy) or make_policy(router.policy, router.options).sees_blocks
     for fault in () if scenario.faults is None else scenario.faults.faults:
-        for pool in pools if fault.pool is None else [fault.pool]:
-            began = FaultBegan(pool=pool, fault=fault.name, kind=fault.kind.value)
-            compared = IndexCompared(pool=pool, phantom_blocks=0, unseen_blocks=0, under_way=0)
-            for event in (began, compared):
+        for config in scenario.deployment.pools:
+            pool, name, events = config.role.pool_name, fault.name, list[Any]()
+            if sees_blocks and fault.pool in (None, pool):
+                events.append(FaultBegan(pool=pool, fault=name, kind=fault.kind.value))
+                events.append(IndexCompared(pool=pool, phantom_blocks=0, unseen_blocks=0, under_way=0))
+            if fault.kind.is_membership:
+                for worker in fault.workers_of(pool, config.workers):
+                    events.append(WorkerStateKnown(pool=pool, worker=worker, state="ready", fault=name))
+            for event in events:
                 fold.apply(Record(time_ms=0.0, source=pool, cause=0, event=event))
     return fold.finish()
 

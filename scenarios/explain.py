@@ -28,6 +28,7 @@ from g2sim.actors.handoff.events import (
 from g2sim.actors.host_pool.events import LoadFinished, LoadQueued
 from g2sim.actors.kv.blocks import reusable_blocks
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
+from g2sim.actors.membership.events import RequestLost, WorkerCrashed
 from g2sim.actors.router.events import PlacementWeighed, RequestPlaced, RequestRefused, RequestWaits
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.worker.events import PassEnded, RequestAdmitted, RequestEnded, RequestPreempted, RequestQueued
@@ -176,6 +177,7 @@ class _ExplainFold:
             BlocksStored: self._stored,
             BlocksRemoved: self._removed,
             BlocksCleared: self._cleared,
+            WorkerCrashed: self._crashed,
             LoadFinished: self._load_finished,
             PassEnded: self._pass_ended,
         }
@@ -194,6 +196,9 @@ class _ExplainFold:
             DestinationActivated: lambda _, event: f"KV arrived on {_name(event)}",
             SourceReleased: lambda _, event: f"{_name(event)} gave the prompt's blocks back",
             HandoffFailed: lambda _, event: f"hand-off to {_name(event)} failed: {event.reason}",
+            RequestLost: lambda _, event: (
+                f"lost: {_name(event)} had crashed" + ("; it is placed anew" if event.resubmitted else "")
+            ),
             RequestEnded: self._ended,
         }
 
@@ -355,6 +360,16 @@ class _ExplainFold:
     def _cleared(self, time_ms: float, event: BlocksCleared) -> None:
         for tier in Tier if event.tier is None else (event.tier,):
             self._leave(event, tier, tuple(self._held(_rank_of(event), tier).resident), time_ms)
+
+    def _crashed(self, time_ms: float, event: WorkerCrashed) -> None:
+        crashed = event.role, event.worker
+        for look in [look for look in self._looks if look.rank[:2] == crashed]:
+            self._looks.remove(look)
+            self._settle(look)
+        for (rank, _), held in self._tiers.items():
+            if rank[:2] == crashed:
+                held.left_ms.update(dict.fromkeys(held.resident, time_ms))
+                held.resident.clear()
 
     def _leave(self, event: BlocksRemoved | BlocksCleared, tier: str, blocks: Sequence[int], time_ms: float) -> None:
         rank = _rank_of(event)

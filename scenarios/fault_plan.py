@@ -6,7 +6,7 @@ Refuses to know: single fields (``layout``), and what a fault does (``g2sim.acto
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -29,16 +29,17 @@ def settle_faults(tree: Values, document: Document) -> None:
     Raises: ConfigError.
     """
     router = tree["router"]
+    plan = tree["faults"]["plan"]
+    if not plan:
+        raise document.error(("faults", "plan"), got=plan, allowed="a list of at least one fault")
     # Whether a policy that is found by code looks at KV events is known when the run has made it.
-    if is_built_in(router["policy"]) and not make_policy(router["policy"], router["options"]).sees_blocks:
+    blind = is_built_in(router["policy"]) and not make_policy(router["policy"], router["options"]).sees_blocks
+    if blind and not all(FaultKind(fault["type"]).is_membership for fault in plan):
         raise document.error(
             ("faults",),
             problem=f"policy {router['policy']} does not look at KV events, so no fault can reach it",
             allowed="a router.policy that looks at KV events, such as dynamo_kv",
         )
-    plan = tree["faults"]["plan"]
-    if not plan:
-        raise document.error(("faults", "plan"), got=plan, allowed="a list of at least one fault")
     ranks = {
         WorkerRole(role).pool_name: (worker["parallelism"]["replicas"], worker["parallelism"]["attention_data"])
         for role, worker in roles(tree)
@@ -52,7 +53,11 @@ def settle_faults(tree: Values, document: Document) -> None:
         if fault["name"] in names:
             raise document.error((*at, "name"), problem="two faults have this name", got=fault["name"])
         names.add(fault["name"])
-        if not fault["until_ms"] > fault["from_ms"]:
+        if fault["type"] == FaultKind.DISCOVERY_FLAP:
+            if fault["until_ms"] < fault["from_ms"]:
+                allowed = f"from_ms {fault['from_ms']}, or later"
+                raise document.error((*at, "until_ms"), got=fault["until_ms"], allowed=allowed)
+        elif not fault["until_ms"] > fault["from_ms"]:
             raise document.error((*at, "until_ms"), got=fault["until_ms"], allowed=f"above from_ms {fault['from_ms']}")
         if limit_ms is not None and fault["until_ms"] > limit_ms:
             raise document.error(
@@ -72,6 +77,48 @@ def settle_faults(tree: Values, document: Document) -> None:
                 raise document.error(
                     (*at, "lag_max_ms"), got=fault["lag_max_ms"], allowed=f"at least lag_ms, {fault['lag_ms']}"
                 )
+    _settle_membership(plan, ranks, router, document)
+
+
+def _settle_membership(
+    plan: Sequence[Values], ranks: Mapping[str, tuple[int, int]], router: Values, document: Document
+) -> None:
+    """Checks the faults that strike whole workers: one at a time for each worker."""
+    taken: dict[tuple[str, int], list[tuple[float, float, str]]] = {}
+    for idx, fault in enumerate(plan):
+        at, start_ms, stop_ms = ("faults", "plan", idx), fault["from_ms"], fault["until_ms"]
+        if not FaultKind(fault["type"]).is_membership:
+            continue
+        if not start_ms > 0.0:
+            raise document.error((*at, "from_ms"), got=start_ms, allowed="above 0: at 0 workers begin")
+        if fault["type"] == FaultKind.WORKER_CRASH:
+            if fault["detect_ms"] > stop_ms - start_ms:
+                raise document.error(
+                    (*at, "detect_ms"),
+                    got=fault["detect_ms"],
+                    allowed=f"at most {stop_ms - start_ms}, until_ms - from_ms: it is found out before the restart",
+                )
+            if router["load_sync_ms"] is not None:
+                raise document.error(
+                    (*at, "type"),
+                    problem="a crash with router.load_sync_ms is not supported",
+                    got=fault["type"],
+                    allowed="leave router.load_sync_ms out",
+                )
+        for pool, (workers, _) in ranks.items():
+            for worker in range(workers):
+                if fault["pool"] not in (None, pool) or fault["worker"] not in (None, worker):
+                    continue
+                others = taken.setdefault((pool, worker), [])
+                for other_start_ms, other_stop_ms, other in others:
+                    if start_ms <= other_stop_ms and other_start_ms <= stop_ms:
+                        raise document.error(
+                            (*at, "from_ms"),
+                            problem=f"{other} strikes worker {worker} of pool {pool} at that time too",
+                            got=start_ms,
+                            allowed="one fault at a time that strikes a whole worker",
+                        )
+                others.append((start_ms, stop_ms, fault["name"]))
 
 
 def read_plan(values: Mapping[str, Any] | None) -> FaultPlan | None:

@@ -148,7 +148,7 @@ MEANINGS: Mapping[str, str] = {
     "expect[].at_most": "the figure is not above this",
     "expect[].above": "the figure is above this",
     "expect[].below": "the figure is below this",
-    "faults": "what strikes KV events on their way to routers",
+    "faults": "what strikes KV events on their way to routers, and workers",
     "faults.recovery": "how an index gets right again",
     "faults.recovery.mode": "replay asks for the missing events, snapshot for all resident blocks",
     "faults.recovery.latency_ms": "from a question to its answer",
@@ -166,6 +166,8 @@ MEANINGS: Mapping[str, str] = {
     "faults.plan[].lag_max_ms": "if given, the delay is drawn between lag_ms and this",
     "faults.plan[].probability": "of each message to be struck",
     "faults.plan[].hold_ms": "for how long a struck message is held up",
+    "faults.plan[].detect_ms": "from a crash until routers know, and its requests end or are placed anew",
+    "faults.plan[].requests": "what becomes of a dead worker's requests: they fail, or are submitted again",
 }
 
 ROLES = ("aggregated", "prefill", "decode")

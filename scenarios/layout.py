@@ -15,7 +15,7 @@ import math
 import attrs
 
 from g2sim.actors.config import HostScope, PreemptionMode, Sharing, TieBreak, TransferTiming
-from g2sim.actors.router.faults import FaultKind, RecoveryMode
+from g2sim.actors.router.faults import FaultKind, OnCrash, RecoveryMode
 from g2sim.actors.traffic.profile import ProfileOptions
 from g2sim.scenarios.aic_timing import DEFAULT_MEMORY_FRACTION, QUANT_MODES
 from g2sim.scenarios.fields import (
@@ -308,7 +308,8 @@ _STRUCK = (
     Field("until_ms", _AMOUNT),
     Field("pool", or_null(choice("agg", "prefill", "decode")), None),
 )
-_STRUCK_RANK = (*_STRUCK, Field("worker", or_null(_NATURAL), None), Field("dp_rank", or_null(_NATURAL), None))
+_STRUCK_WORKER = (*_STRUCK, Field("worker", or_null(_NATURAL), None))
+_STRUCK_RANK = (*_STRUCK_WORKER, Field("dp_rank", or_null(_NATURAL), None))
 
 FAULT = Variants(
     cases={
@@ -319,9 +320,11 @@ FAULT = Variants(
         FaultKind.OUTAGE: section(*_STRUCK_RANK),
         FaultKind.ROUTER_RESTART: section(*_STRUCK),
         FaultKind.PUBLISHER_RESET: section(*_STRUCK_RANK),
-        "worker_crash": section(*_STRUCK_RANK),
+        FaultKind.WORKER_CRASH: section(
+            *_STRUCK_WORKER, Field("detect_ms", _AMOUNT, 0.0), Field("requests", choice(*OnCrash), OnCrash.FAIL)
+        ),
+        FaultKind.DISCOVERY_FLAP: section(*_STRUCK_WORKER),
     },
-    hidden=("worker_crash",),
 )
 """One fault; ``settle`` gives it a name."""
 

@@ -13,9 +13,10 @@ import attrs
 from g2sim.actors.config import DeploymentConfig, TieBreak, WorkerRole
 from g2sim.actors.kv.blocks import BlockChain, reusable_blocks
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
+from g2sim.actors.membership.events import WorkerCrashed, WorkerRestarted
 from g2sim.actors.router.events import RequestPlaced
 from g2sim.actors.router.policy import Placement
-from g2sim.actors.router.pool import Pool
+from g2sim.actors.router.pool import Pool, WorkerState
 from g2sim.actors.worker.events import RequestAdmitted
 from g2sim.actors.worker.sequence import RankRequest
 from g2sim.bus.events import Record
@@ -64,6 +65,8 @@ class PlacementAudit:
         self._regret_blocks = self._admitted = 0
 
     def on_request(self, request: RankRequest) -> None:
+        if request.request in self._arrived:  # placed anew after a crash, before any rank admitted it
+            return
         hashes = request.chain.sequence_hashes
         shared = next((depth for depth, block in enumerate(hashes) if block not in self._seen), len(hashes))
         self._seen.update(hashes)
@@ -76,6 +79,10 @@ class PlacementAudit:
         if kind is BlocksStored or kind is BlocksRemoved or kind is BlocksCleared:
             if event.role == self._role:
                 self._pool.apply(event)
+        elif kind is WorkerCrashed or kind is WorkerRestarted:
+            if event.role == self._role:
+                state = WorkerState.REMOVED if kind is WorkerCrashed else WorkerState.READY
+                self._pool.set_state(event.worker, state)
         elif kind is RequestPlaced:
             if event.pool == self._role.pool_name:
                 self._place(event)

@@ -90,8 +90,15 @@ def ranks_of(path: Path) -> list[tuple[str, int]]:
     if not _is_log(file) or _is_capture(file):
         return list(dict.fromkeys(item.rank for item in outgoing(file)))
     with LogReader(file) as reader:
-        rows = (values for tag, _, _, _, values in reader.iter_raw() if tag in LOG_EVENTS)
-        return list(dict.fromkeys((f"{role}-{worker}", dp_rank) for worker, role, dp_rank, *_ in rows))
+        ranks: dict[tuple[str, int], None] = {}
+        for tag, _, _, _, values in reader.iter_raw():
+            if tag in LOG_EVENTS:
+                worker, role, dp_rank = values[:3]
+                ranks[f"{role}-{worker}", dp_rank] = None
+            elif tag == "mb.crash":
+                problem = "a worker crashes in this run, and its stream would end there"
+                raise ConfigError("", where=str(file), problem=problem, allowed="a run without worker_crash faults")
+        return list(ranks)
 
 
 def _is_log(file: Path) -> bool:

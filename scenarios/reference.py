@@ -17,7 +17,7 @@ import attrs
 import yaml
 
 from g2sim.bus.events import BY_TAG, EventType
-from g2sim.scenarios import compare, event_plane, report, report_meanings, router_replicas
+from g2sim.scenarios import compare, event_plane, membership, report, report_meanings, router_replicas
 from g2sim.scenarios.fields import ABSENT, REQUIRED, Field, Kind, ListOf, Named, Section, Spec, Variants
 from g2sim.scenarios.key_meanings import MEANINGS, key_path
 from g2sim.scenarios.layout import SCENARIO
@@ -97,6 +97,7 @@ def render_report() -> str:
     sections: dict[str, Mapping[str, str]] = {
         "Definitions of `report.json`": report.DEFINITIONS,
         "Definitions of `event_plane` in `report.json`": event_plane.DEFINITIONS,
+        "Definitions of `membership` in `report.json`": membership.DEFINITIONS,
         "Definitions of `routers` in `report.json`": router_replicas.DEFINITIONS,
         "Definitions of `g2sim compare`": compare.DEFINITIONS,
         "Fields of `report.json`": report_meanings.REPORT,

@@ -35,6 +35,7 @@ from g2sim.actors.host_pool.events import (
     StoreLanded,
     StorePrepared,
 )
+from g2sim.actors.membership.events import RequestLost
 from g2sim.actors.router.events import RequestPlaced
 from g2sim.actors.router.messages import router_names
 from g2sim.actors.traffic.events import (
@@ -53,6 +54,7 @@ from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
 from g2sim.scenarios.event_plane import EventPlaneFold, event_plane_table
 from g2sim.scenarios.events import RunFinished, RunStarted
+from g2sim.scenarios.membership import MembershipFold, membership_table
 from g2sim.scenarios.phases import PhaseFold
 from g2sim.scenarios.plays import PlayFold
 from g2sim.scenarios.request_rows import DECODE_POOL, HANDOFF_STEPS, POOL_OF_ROLE, Admission, EndedRequest, RequestTrack
@@ -380,6 +382,7 @@ class ReportFold:
         self._released_early: set[int] = set()
         self._staying: dict[int, tuple[RequestArrived, type[Any]]] = {}  # with the event with which it leaves
         self._event_plane = EventPlaneFold()
+        self._membership = MembershipFold()
         self._replicas: ReplicaFold | None = None
         if info.router_replicas > 1:
             roles = [pool.role for pool in info.pools]
@@ -418,6 +421,8 @@ class ReportFold:
             SourceReleased: self._released_source,
             RunFinished: self._run_finished,
             **self._event_plane.handlers,
+            **self._membership.handlers,
+            RequestLost: self._lost,
         }
 
     @property
@@ -443,7 +448,7 @@ class ReportFold:
         counts = [(key, attrs.asdict(rank)) for key, rank in self._ranks.items()]
         totals = {name: sum(entry[name] for _, entry in counts) for name in attrs.fields_dict(_RankCounts)}
         totals["requests"] = sum(entry["requests"] for key, entry in counts if key[0] != WorkerRole.DECODE)
-        event_plane = self._event_plane.section()
+        event_plane, membership = self._event_plane.section(), self._membership.section()
         return {
             "schema": SCHEMA,
             "program": "g2sim",
@@ -463,6 +468,7 @@ class ReportFold:
             "ttft_parts_mean_ms": self._completed.ttft_parts_mean_ms(),
             "g2_pools": [pool.entry() for pool in self._pools.values()],
             **({} if event_plane is None else {"event_plane": event_plane}),
+            **({} if membership is None else {"membership": membership}),
             **({} if self._replicas is None else {"routers": self._replicas.section()}),
             "definitions": dict(DEFINITIONS),
         }
@@ -578,6 +584,11 @@ class ReportFold:
             self._released_early.remove(event.request)
             return None if leaving is SourceReleased else leaving
         return leaving
+
+    def _lost(self, _: float, event: RequestLost) -> None:
+        """A request was lost with a worker; if it begins anew, what it left there before its end is no news."""
+        self._released_early.discard(event.request)
+        self._membership.lost(event)
 
     def _left_servers(self, time_ms: float, event: SourceReleased | CanceledRequestLeft) -> None:
         request = event.request
@@ -736,6 +747,8 @@ def render_table(report: Report) -> str:
         blocks.append(_pool_table(report))
     if "event_plane" in report:
         blocks.append(event_plane_table(report["event_plane"]))
+    if "membership" in report:
+        blocks.append(membership_table(report["membership"]))
     if "routers" in report:
         blocks.append(replicas_table(report["routers"]))
     return "\n\n".join(blocks) + "\n"

@@ -163,6 +163,17 @@ REPORT: Mapping[str, str] = {
     "event_plane.routers[].index_end.phantom_blocks": "believed at the end, and not there",
     "event_plane.routers[].index_end.unseen_blocks": "there at the end, and not believed",
     "event_plane.routers[].index_end.messages_under_way": "at the end",
+    "membership.definitions.*": "formulas, see above",
+    "membership.workers[].fault": "as in faults.plan",
+    "membership.workers[].pool": "of the worker",
+    "membership.workers[].worker": "number in its role",
+    **{
+        f"membership.workers[].{name}": "see definitions"
+        for name in (
+            *("crashed_ms", "unknown_ms", "removed_ms", "restarted_ms", "ready_ms"),
+            *("requests_failed", "requests_resubmitted", "tokens_lost"),
+        )
+    },
     "routers.definitions.*": "formulas, see above",
     "routers.replicas[].router": "its name",
     "routers.replicas[].pool": "whose router",
@@ -189,6 +200,7 @@ REQUEST: Mapping[str, str] = {
     "terminal_time_ms": "when it ended",
     "terminal_status": "completed, canceled, failed or rejected",
     "ttft_ms": "see definitions",
+    "ttft_parts_ms": "null without a first token",
     "ttft_parts_ms.queue": "arrival to the restore, or else to the admission",
     "ttft_parts_ms.host_load": "the restore from G2",
     "ttft_parts_ms.restored_wait": "end of the restore to the admission",

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import attrs
 
+from g2sim.actors.membership.events import MEMBERSHIP_TAGS
 from g2sim.actors.router.events import EVENT_PLANE_TAGS, LOAD_SYNC_TAGS
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.worker.events import RequestEnded
@@ -272,6 +273,8 @@ class _Outputs:
         log_file = self._files.enter_context((self._partial / LOG_NAME).open("wb"))
         self._rows = self._files.enter_context((self._partial / ROWS_NAME).open("w", encoding="utf-8"))
         absent = [] if scenario.faults else [EVENT_PLANE_TAGS]
+        if scenario.faults is None or not scenario.faults.membership:
+            absent.append(MEMBERSHIP_TAGS)
         if scenario.deployment.router.load_sync_ms is None:
             absent.append(LOAD_SYNC_TAGS)
         self._log = LogWriter(

@@ -19,6 +19,7 @@ from g2sim.actors.config import WorkerRole
 from g2sim.actors.handoff import events as ho
 from g2sim.actors.host_pool import events as hp
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
+from g2sim.actors.membership.events import RequestLost, WorkerCrashed
 from g2sim.actors.router.events import PlacementWeighed, RequestPlaced
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.worker import events as wk
@@ -112,6 +113,9 @@ class SpanSink:
         """A host pool holds this many blocks from here on; ``used`` has those in addition whose store is under way."""
 
     def kv_event(self, time_ms: float, rank: str, event: KvEvent) -> None: ...
+
+    def crashed(self, time_ms: float, rank: str) -> None:
+        """A rank is gone with its worker; when it comes back, its KV events are numbered from 0."""
 
     def ended(self, time_ms: float, request: int, status: str | None) -> None:
         """``status`` is None for a request that the log leaves open."""
@@ -233,6 +237,24 @@ class SpanFold:
         start_ms, started = self._passes.pop(rank)
         self._sink.passed(Pass(rank, start_ms, time_ms, started, event), first_tokens)
 
+    # -- crashes
+
+    def _crashed(self, time_ms: float, event: WorkerCrashed) -> None:
+        of_worker = f"{POOL_OF_ROLE[event.role]}-{event.worker}/"
+        for rank in [rank for rank in self._device if rank.startswith(of_worker)]:
+            self._passes.pop(rank, None)
+            self._device[rank] = 0
+            self._sink.device_blocks(time_ms, rank, 0)
+            self._sink.crashed(time_ms, rank)
+
+    def _lost(self, time_ms: float, event: RequestLost) -> None:
+        underway = self._handoffs.pop(event.request, None)
+        if underway is not None:
+            self._transferred(underway, time_ms, done=False)
+        if event.resubmitted:
+            self._enter(event.request, "router", time_ms, None)
+            self._open[event.request].rank = None
+
     # -- hand-off
 
     def _held(self, time_ms: float, event: ho.SourceHeld) -> None:
@@ -318,6 +340,8 @@ class SpanFold:
             if underway.kind == STORE:
                 self._host_changed(time_ms, event.pool, 0, -underway.amount)
             self._transferred(underway, time_ms, done=False)
+        for kind in (STORE, LOAD):
+            self._lane_free_ms.pop((event.pool, kind), None)
 
     def _turn_ms(self, underway: _Underway, time_ms: float, completes_at_ms: float | None) -> float:
         """When a transfer's turn comes: at once, but after the one before it on a lane whose ends are certain."""
@@ -355,6 +379,8 @@ _HANDLERS: Mapping[type[Any], Callable[[SpanFold, float, Any], None]] = {
     wk.RequestAdmitted: SpanFold._admitted,
     wk.RequestPreempted: SpanFold._preempted,
     wk.RequestEnded: SpanFold._ended,
+    WorkerCrashed: SpanFold._crashed,
+    RequestLost: SpanFold._lost,
     wk.PassStarted: SpanFold._pass_started,
     wk.PassEnded: SpanFold._pass_ended,
     ho.SourceHeld: SpanFold._held,

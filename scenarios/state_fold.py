@@ -16,6 +16,7 @@ from g2sim.actors.handoff.events import DestinationActivated, SourceHeld
 from g2sim.actors.host_pool import events as hp
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
+from g2sim.actors.membership.events import WorkerCrashed
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.worker import events as wk
 from g2sim.actors.worker.actor import WorkerActor
@@ -156,6 +157,12 @@ class StateFold:
     def _activated(self, event: DestinationActivated) -> None:
         self._rank(event).waiting.add(event.request)
 
+    def _crashed(self, event: WorkerCrashed) -> None:
+        """Nothing is left of a worker's ranks; what its host pools lose they say themselves."""
+        for role, worker, dp_rank in self.ranks:
+            if (role, worker) == (event.role, event.worker):
+                self.ranks[role, worker, dp_rank] = RankState()
+
     def _arrived(self, event: RequestArrived) -> None:
         self.open_requests.add(event.request)
 
@@ -220,6 +227,7 @@ _HANDLERS: Mapping[type[Any], Callable[[StateFold, Any], None]] = {
     SourceHeld: StateFold._held,
     DestinationActivated: StateFold._activated,
     RequestArrived: StateFold._arrived,
+    WorkerCrashed: StateFold._crashed,
     hp.StorePrepared: StateFold._prepared,
     hp.StoreLanded: StateFold._landed,
     hp.HostBlocksEvicted: StateFold._evicted,

@@ -22,10 +22,12 @@ import attrs
 # Imported for their events, whose schema a log is compared with.
 import g2sim.actors.host_pool.events
 import g2sim.actors.kv.events
+import g2sim.actors.membership.events
 import g2sim.actors.traffic.events
 import g2sim.actors.worker.events  # noqa: F401
 from g2sim.actors.kv import wire_dynamo, wire_neutral
 from g2sim.actors.kv.wire import CLEARED, REMOVED, STORED, StreamEvent, WireError
+from g2sim.actors.kv.wire_neutral import JOINED, LEFT, Membership
 from g2sim.actors.kv.wire_vllm import Message, decode_batch, read_message, read_replay_answer
 from g2sim.bus.errors import ConfigError, LogDamaged, shorten
 from g2sim.bus.log import MAGIC, LogReader
@@ -186,13 +188,22 @@ def _lines(file: BinaryIO, form: str) -> Iterator[Located]:
 def _run_log(reader: LogReader) -> Iterator[Located]:
     with reader:
         number = -1
+        may_crash = "mb.crash" in reader.header.events
+        here: set[str | int | None] = set()  # workers that have published something, so that they can leave
         yield 0, settings_of(reader.header.scenario)
         try:
             for number, (tag, time_ms, _, _, values) in enumerate(reader.iter_raw()):
                 if (event_of := LOG_EVENTS.get(tag)) is not None:
-                    yield number, event_of(time_ms, values)
+                    event = event_of(time_ms, values)
+                    if may_crash:
+                        here.add(event.worker_id)
+                    yield number, event
                 elif tag in _POOL_TAGS:
                     yield number, LogRecord(tag, values)
+                elif tag in _MEMBERSHIP:
+                    worker, role, _ = values
+                    if f"{role}-{worker}" in here:
+                        yield number, Membership(kind=_MEMBERSHIP[tag], worker_id=f"{role}-{worker}", dp_rank=None)
         except LogDamaged as damage:
             yield number + 1, Bad("KV002", f"byte {damage.byte_offset}: {damage.problem}")
         except (TypeError, ValueError, AttributeError) as error:
@@ -243,6 +254,9 @@ LOG_EVENTS: Final[dict[str, Callable[[float, Sequence[Any]], StreamEvent]]] = {
     "kv.clr": _cleared,
 }
 """Tag of a run log's KV record -> (time [ms], field values) to the neutral value."""
+
+_MEMBERSHIP: Final = {"mb.crash": LEFT, "mb.start": JOINED}
+"""Tag of a run log's record of a worker that crashed or restarted -> what that means for its streams."""
 
 
 def settings_of(scenario: Any) -> LogSettings:

@@ -360,13 +360,6 @@ RULES: tuple[Rule, ...] = (
         allowed="repeated_prefixes, or leave it out",
     ),
     Rule(
-        id="worker-crash",
-        what="workers that crash and rejoin",
-        fields={"faults.plan.#.type": any_but("worker_crash")},
-        allowed="faults of the event plane",
-        hint="publisher_reset and outage show what a router makes of a stream that breaks off",
-    ),
-    Rule(
         id="execution",
         what="limits on the computer that runs the simulation",
         fields={"execution": only({}, {"resources": {}})},

@@ -13,13 +13,16 @@ from typing import Any
 import attrs
 
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
+from g2sim.actors.membership.events import WorkerStateKnown
 from g2sim.actors.router.events import RequestPlaced, RequestRefused, RequestWaits
+from g2sim.actors.router.pool import WorkerState
 from g2sim.actors.worker.events import RequestEnded
 from g2sim.bus.errors import ConfigError, LogDamaged
 from g2sim.bus.events import Record
 from g2sim.bus.log import LogReader
 from g2sim.scenarios.records import Numbered, numbered
 from g2sim.scenarios.report import RunInfo
+from g2sim.scenarios.request_rows import POOL_OF_ROLE
 from g2sim.scenarios.run_folder import log_file
 from g2sim.scenarios.schema import Scenario
 from g2sim.scenarios.state_fold import RankState, StateFold
@@ -39,8 +42,16 @@ class IndexFold:
         self._coming: deque[Record] = deque()
 
     def apply(self, record: Record) -> None:
-        if isinstance(record.event, _KV_EVENTS):
+        event = record.event
+        if isinstance(event, _KV_EVENTS):
             self._coming.append(record)
+        elif isinstance(event, WorkerStateKnown) and event.state == WorkerState.REMOVED.value:
+            gone = event.pool, event.worker
+            for role, worker, dp_rank in list(self._fold.ranks):
+                if (POOL_OF_ROLE[role], worker) == gone:
+                    del self._fold.ranks[role, worker, dp_rank]
+            coming = [one for one in self._coming if (POOL_OF_ROLE[one.event.role], one.event.worker) != gone]
+            self._coming = deque(coming)
 
     def at(self, now_ms: float) -> tuple[dict[tuple[str, int, int], RankState], int]:
         """Ranks as known at an instant [ms], which must not go back, and how many KV events are still to be heard."""

@@ -23,6 +23,7 @@ import attrs
 
 from g2sim.actors.config import HandoffConfig, TransferTiming, WorkerRole
 from g2sim.actors.handoff import events as ev
+from g2sim.actors.membership.messages import LostRequest, WorkersAreBack, WorkersAreDown, WorkersAreLost
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.messages import (
     CancelRequest,
@@ -33,6 +34,7 @@ from g2sim.actors.router.messages import (
     RankIsRefused,
     RankReply,
     RequestIsOver,
+    WithdrawRequest,
     dealt_to,
 )
 from g2sim.actors.router.policy import Placement
@@ -80,10 +82,23 @@ class _TransfersEnd:
 class _Handoff:
     """One hand-off under way.
 
-    ``fresh_blocks`` is what the destination lacked; ``held``: the source is, or was; ``activated``: the destination is.
+    ``fresh_blocks`` is what the destination lacked; ``held``: the source is, or was; ``moved``: the destination has the
+    KV; ``activated``: it owns it; ``over``: the request has ended, or was refused; ``source_lost``: its worker crashed.
     """
 
-    __slots__ = ("activated", "arrived", "destination", "fresh_blocks", "given", "held", "number", "source")
+    __slots__ = (
+        "activated",
+        "arrived",
+        "destination",
+        "fresh_blocks",
+        "given",
+        "held",
+        "moved",
+        "number",
+        "over",
+        "source",
+        "source_lost",
+    )
 
     def __init__(self, number: int, arrived: PlaceRequest) -> None:
         self.number = number
@@ -93,7 +108,10 @@ class _Handoff:
         self.destination: Placement | None = None
         self.fresh_blocks = 0
         self.held = False
+        self.moved = False
         self.activated = False
+        self.over = False
+        self.source_lost = False
 
 
 def transfer_delay_ms(tokens: int, config: HandoffConfig) -> float:
@@ -137,6 +155,7 @@ class HandoffCoordinator:
         self._parked: dict[str, list[tuple[int, _Step, _Handoff]]] = {}
         self._unplaced: dict[tuple[WorkerRole, int], _Handoff] = {}
         self._transfers: list[tuple[float, int]] = []
+        self._down: set[str] = set()
         self._work_is_due = False
 
     def receive(self, message: Any, port: Port) -> Turn | None:
@@ -158,7 +177,13 @@ class HandoffCoordinator:
                 port.no_effect()  # another transfer's timer of this instant has taken them all
             while self._transfers and self._transfers[0][0] <= port.now_ms:
                 _, number = heapq.heappop(self._transfers)
-                self._actions.append((_Step.ACTIVATE, self._handoffs[number]))
+                self._moved(self._handoffs[number])
+        elif kind is WorkersAreDown:
+            self._break_off(message.actors)
+        elif kind is WorkersAreLost:
+            return self._clear_after(message.actors, port)
+        elif kind is WorkersAreBack:
+            self._down.difference_update(message.actors)
         else:
             raise ProtocolError(f"hand-off coordinator: no use for a {kind.__name__}")
         self._plan(port)
@@ -237,11 +262,14 @@ class HandoffCoordinator:
             request = handoff.given.request
             port.publish(ev.HandoffFailed(request=request, handoff=handoff.number, reason=reply.refused, **where))
             port.publish(RequestEnded(request=request, status=RequestStatus.FAILED.value, **where))
+            handoff.over = True
             self._actions.append((_Step.CANCEL_SOURCE, handoff))
             return
         self._take(reply.reports)
 
     def _transfer(self, handoff: _Handoff, port: Port) -> None:
+        if self._down and not self._down.isdisjoint(self._actors(handoff)):
+            return
         tokens = handoff.given.prompt.length
         if self._config.timing is TransferTiming.DESTINATION_MISSING:
             tokens = handoff.fresh_blocks * self._block_size
@@ -254,7 +282,11 @@ class HandoffCoordinator:
             heapq.heappush(self._transfers, (end_ms, handoff.number))
             port.send_self(_TransfersEnd(), phase=Phase.TRANSFER_END, at_ms=end_ms)
         else:
-            self._actions.append((_Step.ACTIVATE, handoff))
+            self._moved(handoff)
+
+    def _moved(self, handoff: _Handoff) -> None:
+        handoff.moved = True
+        self._actions.append((_Step.ACTIVATE, handoff))
 
     def _activate(self, handoff: _Handoff) -> Turn:
         placement = _known(handoff.destination)
@@ -271,6 +303,9 @@ class HandoffCoordinator:
         if step is _Step.CANCEL_SOURCE and handoff.destination is not None:
             handoff.destination = None
             yield from self._tell_over(WorkerRole.DECODE, handoff, port)
+        if handoff.source_lost:
+            yield from self._end(handoff, port)
+            return
         placement = _known(handoff.source)
         actor = self._workers[WorkerRole.PREFILL][placement.worker]
         reply: HandoffReply = yield Ask(
@@ -310,15 +345,89 @@ class HandoffCoordinator:
         elif handoff.held:
             for role, placement in ((WorkerRole.DECODE, handoff.destination), (WorkerRole.PREFILL, handoff.source)):
                 if placement is not None:
-                    actor = self._workers[role][placement.worker]
-                    abandoned: HandoffReply = yield Ask(actor, AbandonHandoff(placement.dp_rank, handoff.number))
-                    self._take(abandoned.reports)
+                    yield from self._abandon(self._workers[role][placement.worker], placement, handoff)
             yield from self._tell_over(WorkerRole.PREFILL, handoff, port)
         if where is None and (handoff.held or handoff.source is None):
             role = WorkerRole.DECODE if handoff.held else WorkerRole.PREFILL
             status = RequestStatus.CANCELED.value
             port.publish(RequestEnded(worker=None, role=role.value, dp_rank=None, request=request, status=status))
         self._plan(port)
+
+    # -- workers that crash
+
+    def _actors(self, handoff: _Handoff) -> tuple[str | None, str | None]:
+        """Source and destination by actor, None where none was chosen."""
+        source, destination = handoff.source, handoff.destination
+        return (
+            None if source is None else self._workers[WorkerRole.PREFILL][source.worker],
+            None if destination is None else self._workers[WorkerRole.DECODE][destination.worker],
+        )
+
+    def _break_off(self, actors: Sequence[str]) -> None:
+        """Transfers from and to workers that have crashed bring nothing any more."""
+        self._down.update(actors)
+        self._transfers = [
+            entry for entry in self._transfers if self._down.isdisjoint(self._actors(self._handoffs[entry[1]]))
+        ]
+        heapq.heapify(self._transfers)
+
+    def _clear_after(self, actors: Sequence[str], port: Port) -> Turn:
+        """Give up the hand-offs that need a worker which is gone. Returns the requests that are lost with them."""
+        lost: list[LostRequest] = []
+        for handoff in list(self._handoffs.values()):
+            source, destination = self._actors(handoff)
+            source_lost, destination_lost = source in actors, destination in actors
+            done = handoff.over or handoff.activated
+            if source_lost and handoff.held:
+                self._publish_lost_source(handoff, canceled=not handoff.moved, port=port)
+            if source_lost and handoff.moved and not done and not destination_lost:
+                handoff.source_lost = True
+            elif source_lost and done:
+                self._forget(handoff)
+                yield from self._tell_over(WorkerRole.PREFILL, handoff, port)
+            elif destination_lost and handoff.activated:
+                yield from self._give_back(handoff, source_lost, destination_lost, port)
+            elif (source_lost or destination_lost) and not done:
+                yield from self._give_back(handoff, source_lost, destination_lost, port)
+                role = WorkerRole.DECODE if destination_lost else WorkerRole.PREFILL
+                placement = _known(handoff.destination if destination_lost else handoff.source)
+                lost.append(LostRequest(handoff.given.request, placement.worker, role.value, placement.dp_rank))
+        for actor in actors:
+            self._parked.pop(actor, None)
+        self._plan(port)
+        return tuple(lost)
+
+    def _give_back(self, handoff: _Handoff, source_lost: bool, destination_lost: bool, port: Port) -> Turn:
+        """End a hand-off that cannot go on; what it holds on a worker that is left is given back."""
+        self._forget(handoff)
+        request = handoff.given.request
+        if self._unplaced.pop((WorkerRole.DECODE, request), None) is not None:
+            reply: RankReply = yield Ask(self._router(WorkerRole.DECODE, handoff), WithdrawRequest(request))
+            yield from self._go_on(reply.released, port)
+        source, destination = self._actors(handoff)
+        if destination is not None and not destination_lost:
+            yield from self._abandon(destination, _known(handoff.destination), handoff)
+            yield from self._tell_over(WorkerRole.DECODE, handoff, port)
+        if handoff.held and source is not None and not source_lost:
+            yield from self._abandon(source, _known(handoff.source), handoff)
+        yield from self._tell_over(WorkerRole.PREFILL, handoff, port)
+
+    def _abandon(self, actor: str, placement: Placement, handoff: _Handoff) -> Turn:
+        abandoned: HandoffReply = yield Ask(actor, AbandonHandoff(placement.dp_rank, handoff.number))
+        self._take(abandoned.reports)
+
+    def _publish_lost_source(self, handoff: _Handoff, *, canceled: bool, port: Port) -> None:
+        source = _known(handoff.source)
+        port.publish(
+            ev.SourceReleased(
+                request=handoff.given.request,
+                handoff=handoff.number,
+                worker=source.worker,
+                role=WorkerRole.PREFILL.value,
+                dp_rank=source.dp_rank,
+                canceled=canceled,
+            )
+        )
 
     def _forget(self, handoff: _Handoff) -> None:
         """Nothing more is done for a hand-off."""
@@ -375,12 +484,14 @@ class HandoffCoordinator:
         if role is WorkerRole.PREFILL:
             del self._handoffs[handoff.number]
         else:
+            handoff.over = True
             self._actions.append((_Step.CANCEL_SOURCE, handoff))
 
     def _take(self, reports: Sequence[HandoffReport]) -> None:
         """Queue what follows from what ranks report."""
         for report in reports:
             if isinstance(report, SourceIsRejected):
+                self._handoffs[report.handoff].over = True
                 self._actions.append((_Step.CLEAR_AWAY, self._handoffs[report.handoff]))
             elif isinstance(report, SourceIsHeld):
                 self._handoffs[report.handoff].held = True

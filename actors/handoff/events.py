@@ -60,7 +60,7 @@ class DestinationActivated:
 class SourceReleased:
     """The prefill rank has given the prompt's blocks back; the hand-off is over.
 
-    ``canceled``: without having reached a decode rank.
+    ``canceled``: without having reached a decode rank. For a rank that has crashed, the coordinator says so.
     """
 
     request: int

@@ -33,7 +33,7 @@ class ClientRetired:
 
 @event("hp.evict")
 class HostBlocksEvicted:
-    """Resident blocks gave way to a store, in eviction order."""
+    """Resident blocks gave way to a store, in eviction order, or were lost together with their memory."""
 
     pool: str
     block_hashes: tuple[int, ...]

@@ -27,9 +27,13 @@ class Join:
 
 @attrs.frozen(kw_only=True, slots=True)
 class Retire:
-    """Stop being a client: loads under way are cancelled, stores not yet submitted rolled back. Reply: None."""
+    """Stop being a client: loads under way are cancelled, stores not yet submitted rolled back. Reply: None.
+
+    ``abrupt``: the client's process is gone, so that stores under way have no source any more, and are rolled back too.
+    """
 
     client: int
+    abrupt: bool = False
 
 
 class LookUpOutcome(enum.Enum):

@@ -122,26 +122,40 @@ class HostPool:
         resident = [(entry.position, hash_) for hash_, entry in self._entries.items() if entry.resident]
         return tuple(self._runs(hash_ for _, hash_ in sorted(resident)))
 
-    def retire(self, client: int, now_ms: float) -> None:
-        """Remove a client. What it stored and submitted stays or still lands; nobody is told of it on its behalf."""
+    def retire(self, client: int, now_ms: float, *, abrupt: bool = False) -> None:
+        """Remove a client. What it stored stays, and nobody is told of it on its behalf; see ``Retire``."""
         self.advance(now_ms)
         gone = self._clients.pop(client)
-        loads = [
-            number
-            for number, transfer in self._transfers.items()
-            if transfer.client == client and transfer.direction is Direction.HOST_TO_DEVICE
-        ]
+        own = [(number, transfer) for number, transfer in self._transfers.items() if transfer.client == client]
+        loads = [number for number, transfer in own if transfer.direction is Direction.HOST_TO_DEVICE]
+        stores = gone.prepared
+        if abrupt:
+            stores = [number for number, transfer in own if transfer.direction is Direction.DEVICE_TO_HOST]
+        for number in (*loads, *stores):
+            if self._transfers[number].submitted:
+                self._transport.remove(number)
         for number in loads:
-            self._transport.remove(number)
             self._unpin(self._transfers.pop(number).block_hashes)
-        for number in gone.prepared:
+        for number in stores:
             for hash_ in self._transfers.pop(number).block_hashes:
                 del self._entries[hash_]
-        if loads or gone.prepared:
+        if loads or stores:
             self._ended += 1
-        self.outbox.append(
-            ev.ClientRetired(canceled_loads=tuple(loads), rolled_back_stores=tuple(gone.prepared), **gone.who)
-        )
+        self.outbox.append(ev.ClientRetired(canceled_loads=tuple(loads), rolled_back_stores=tuple(stores), **gone.who))
+
+    def empty(self) -> None:
+        """Lose everything: the memory is gone, and with it the last client.
+
+        Raises: InvariantViolation while there are clients, whose transfers would have to end first.
+        """
+        if self._clients:
+            raise InvariantViolation(f"{self.name}: is emptied while it has clients")
+        if self._entries:
+            gone = tuple(self._evictable)
+            self._entries.clear()
+            self._evictable.clear()
+            self.outbox.append(ev.HostBlocksEvicted(pool=self.name, block_hashes=gone))
+        self._transport.restart()
 
     # -- restoring
 
@@ -470,7 +484,7 @@ class HostPool:
 
 _HANDLERS: dict[type[Any], Callable[[HostPool, Any, float], Any]] = {
     Join: lambda pool, message, now_ms: pool.join(message),
-    Retire: lambda pool, message, now_ms: pool.retire(message.client, now_ms),
+    Retire: lambda pool, message, now_ms: pool.retire(message.client, now_ms, abrupt=message.abrupt),
     LookUp: lambda pool, message, now_ms: pool.look_up(message),
     QueueLoad: lambda pool, message, now_ms: pool.queue_load(message, now_ms),
     PrepareStore: lambda pool, message, now_ms: pool.prepare_store(message, now_ms),

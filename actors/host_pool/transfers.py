@@ -73,6 +73,10 @@ class Transport(Protocol):
         """Forget a transfer that is under way."""
         ...
 
+    def restart(self) -> None:
+        """Forget what was moved before; nothing is under way."""
+        ...
+
 
 class FifoLanes:
     """Private scope: one lane per direction, transfers one after the other. Ends are certain from the start."""
@@ -109,6 +113,9 @@ class FifoLanes:
 
     def remove(self, transfer: int) -> None:
         del self._ends_ms[transfer]
+
+    def restart(self) -> None:
+        self._lane_free_ms = dict.fromkeys(Direction, 0.0)
 
 
 class Job:
@@ -237,6 +244,9 @@ class FairLinks:
     def remove(self, transfer: int) -> None:
         self._jobs = [job for job in self._jobs if job.transfer != transfer]
         self._next_event_ms = min((when for _, _, when in self._plan()), default=None)
+
+    def restart(self) -> None:
+        """Nothing to forget: a share of bandwidth depends on nothing but the transfers under way."""
 
     def _plan(self) -> list[tuple[Job, float | None, float]]:
         """Each job with its rate (None while its latency runs) and the time of its next event, as things stand."""

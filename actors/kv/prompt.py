@@ -76,3 +76,11 @@ class ArrayPrompt:
         if not 0 <= start <= stop <= len(self.ids):
             raise InvariantViolation(f"prompt slice [{start}, {stop}) of {len(self.ids)} tokens")
         return self.ids[start:stop]
+
+
+def continued_prompt(prompt: Prompt, output_base: int, output_ids: TokenArray | None, tokens: int) -> ArrayPrompt:
+    """A prompt followed by the first ``tokens`` tokens that were generated for it; which, says ``RankRequest``."""
+    generated = np.arange(tokens, dtype=np.uint32) + np.uint32(OUTPUT_TOKEN_BASE + output_base)
+    if output_ids is not None:
+        generated = output_ids[:tokens]
+    return ArrayPrompt(np.concatenate([prompt.tokens(0, prompt.length), generated]))

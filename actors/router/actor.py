@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from g2sim.actors.config import RouterConfig, WorkerRole
 from g2sim.actors.handoff.events import SourceHeld
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
+from g2sim.actors.membership.events import WorkerCrashed, WorkerRestarted, WorkerStateKnown
+from g2sim.actors.membership.messages import WorkerNews
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.events import (
     PlacementShared,
@@ -44,6 +46,7 @@ from g2sim.actors.router.messages import (
     RankIsRefused,
     RankReply,
     RequestIsOver,
+    WithdrawRequest,
 )
 from g2sim.actors.router.policy import Placement, RoutedRequest, Weighing
 from g2sim.actors.router.state import Decision, Placed, Refused, RouterState, Waits
@@ -114,7 +117,7 @@ class RouterActor:
             self.feed = RouterFeed(
                 name.removeprefix(ROUTER_PREFIX), plan, kv_event_lag_ms, pool, kernel.slot(name).port
             )
-            kernel.listen(KV_EVENTS, self.feed)
+            kernel.listen((*KV_EVENTS, WorkerCrashed, WorkerRestarted), self.feed)
         elif policy.sees_blocks:
             self._lag_ms = kv_event_lag_ms
             self._kv = kernel.subscribe(name, KV_EVENTS, lag_ms=kv_event_lag_ms)
@@ -154,6 +157,12 @@ class RouterActor:
                 port.publish(SharingEnded(request=message.request, pool=self._role.pool_name))
             released += self._publish(self.state.ended(message.request, port.now_ms), port)
             return RankReply(None, tuple(released))
+        if kind is WithdrawRequest:
+            released += self._publish(self.state.withdraw(message.request, port.now_ms), port)
+            return RankReply(None, tuple(released))
+        if kind is WorkerNews:
+            released += self._learn(message, port)
+            return self._send_out(released)
         if kind is CancelRequest and self._coordinator is not None:
             if message.request in self.state.waiting:  # else what was heard just now has released it
                 released += self._withdraw(message.request, port)
@@ -184,6 +193,14 @@ class RouterActor:
         for worker in self._workers:
             if (yield Ask(worker, CancelOnWorker(request))):
                 return
+
+    def _learn(self, news: WorkerNews, port: Port) -> list[RankChosen]:
+        """A worker is gone, out of sight or back. Returns what that releases."""
+        pool = self._role.pool_name
+        port.publish(WorkerStateKnown(pool=pool, worker=news.worker, state=news.state.value, fault=news.fault))
+        if self.feed is not None:
+            self.feed.learn(news.worker, news.state)
+        return self._publish(self.state.set_worker(news.worker, news.state, port.now_ms), port)
 
     def _withdraw(self, request: int, port: Port) -> list[RankChosen]:
         """End a request that waits here. Returns what its going releases."""

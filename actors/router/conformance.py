@@ -60,7 +60,7 @@ PROFILES = (
     ),
     Profile(
         "worker loss",
-        "nothing goes to a worker that drains or is gone; without any, requests wait or are refused",
+        "nothing goes to a worker that drains or is gone; without any, requests wait",
         {**_COMMON, "drain": 3, "lose": 3, "lose all": 1, "ready": 5},
     ),
     Profile("cleared events", "it goes on after caches were cleared", {**_COMMON, "clear": 4}),

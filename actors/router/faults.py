@@ -1,4 +1,4 @@
-"""Faults of the event plane: what can go wrong between a rank that publishes KV events and a router. Plain values."""
+"""Faults: what can go wrong with workers, and between a rank that publishes KV events and a router. Plain values."""
 
 from __future__ import annotations
 
@@ -24,6 +24,24 @@ class FaultKind(enum.StrEnum):
     """The router forgets where blocks are, and hears nothing until the end; then it asks every rank."""
     PUBLISHER_RESET = "publisher_reset"
     """Ranks number their messages from 0 again; at the end the router is told, and asks them."""
+    WORKER_CRASH = "worker_crash"
+    """A worker's process dies, and at the end another takes its place, empty."""
+    DISCOVERY_FLAP = "discovery_flap"
+    """Routers do not find a worker, which goes on; they keep what they know of it, and send it nothing new."""
+
+    @property
+    def is_membership(self) -> bool:
+        """Whether it strikes whole workers, and not messages or streams; every router notices."""
+        return self in (FaultKind.WORKER_CRASH, FaultKind.DISCOVERY_FLAP)
+
+
+class OnCrash(enum.StrEnum):
+    """What becomes of the requests of a worker that has crashed."""
+
+    FAIL = "fail"
+    """They end as "failed"."""
+    RESUBMIT = "resubmit"
+    """They are placed anew, with the tokens that they were given so far as part of their prompts."""
 
 
 class RecoveryMode(enum.StrEnum):
@@ -42,6 +60,8 @@ class Fault:
         probability: that a message is struck (loss, duplication, reordering).
         lag_ms, lag_max_ms: delay of a message [ms], drawn uniformly between them (lag); equal = fixed.
         hold_ms: how long a message is held up [ms] (reordering).
+        detect_ms: from a crash until routers know, and its requests end or are placed anew [ms].
+        requests: what becomes of them.
     """
 
     name: str
@@ -55,6 +75,14 @@ class Fault:
     lag_ms: float = 0.0
     lag_max_ms: float = 0.0
     hold_ms: float = 0.0
+    detect_ms: float = 0.0
+    requests: OnCrash = OnCrash.FAIL
+
+    def workers_of(self, pool: str, workers: int) -> list[int]:
+        """The workers that it is about, of a pool with so many."""
+        if self.pool not in (None, pool):
+            return []
+        return [worker for worker in range(workers) if self.worker in (None, worker)]
 
     def strikes(self, worker: int, dp_rank: int) -> bool:
         """Whether it is about this rank of the fault's pool."""
@@ -91,6 +119,11 @@ class FaultPlan:
     def stops_ms(self) -> float:
         """When the last fault is over."""
         return max(fault.until_ms for fault in self.faults)
+
+    @property
+    def membership(self) -> tuple[Fault, ...]:
+        """The faults that strike whole workers."""
+        return tuple(fault for fault in self.faults if fault.kind.is_membership)
 
     def of_pool(self, pool: str) -> FaultPlan:
         """The faults that concern one pool's router."""

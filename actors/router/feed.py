@@ -14,13 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 from g2sim.actors.kv.events import Tier
+from g2sim.actors.membership.events import WorkerCrashed, WorkerRestarted
 from g2sim.actors.phases import Phase
 from g2sim.actors.router import events as ev
 from g2sim.actors.router.faults import Fault, FaultKind, FaultPlan
 from g2sim.actors.router.line import Line
 from g2sim.actors.router.messages import FeedDue
 from g2sim.actors.router.policy import KvEvent, Placement, RoutedRequest
-from g2sim.actors.router.pool import Pool
+from g2sim.actors.router.pool import Pool, WorkerState
 from g2sim.actors.router.recovery import Answer, Publisher, Receiver
 from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
@@ -30,7 +31,7 @@ Step = Callable[..., None]
 
 
 class RouterFeed:
-    """See the module's text. A listener of KV events (``deliver``); its router drains it.
+    """See the module's text. A listener of KV events, crashes and restarts (``deliver``); its router drains it.
 
     Args:
         name: of the router in events.
@@ -47,18 +48,12 @@ class RouterFeed:
         self._port = port
         self._line = Line(plan.faults, lag_ms, port.stream)
         self._resident = pool.blank()  # what an index without faults and lag would hold
-        self._publishers = [
-            Publisher(
-                worker=place.worker,
-                role=pool.role.value,
-                dp_rank=place.dp_rank,
-                history_events=plan.recovery.history_events,
-            )
-            for place in pool.places
-        ]
+        self._publishers = [self._publisher(place, 0) for place in pool.places]
         self._receivers = [Receiver(0) for _ in pool.places]
         self._gaps: dict[int, int] = {}  # place -> the missing number that the router waits for
         self._beats: set[int] = set()  # places with a heartbeat under way
+        self._silent: set[int] = set()  # places whose worker has crashed and not restarted
+        self._gone: set[int] = set()  # workers that the router knows to be gone
         self._restarting = 0
         self._under_way = 0
         self._goal: list[int] | None = None  # place -> what is to be applied before the index counts as converged
@@ -75,9 +70,20 @@ class RouterFeed:
     # -- for the router
 
     def deliver(self, record: Record) -> None:
-        """A KV event was published."""
+        """A KV event was published, or a worker has crashed or restarted."""
         event = record.event
         if event.role != self._pool.role:
+            return
+        if isinstance(event, WorkerCrashed):
+            for place in self._places_of(event.worker):
+                publisher = self._publishers[place] = self._publisher(
+                    self._pool.places[place], self._publishers[place].epoch + 1
+                )
+                self._resident.apply(publisher.cleared())
+                self._silent.add(place)
+            return
+        if isinstance(event, WorkerRestarted):
+            self._silent.difference_update(self._places_of(event.worker))
             return
         self._resident.apply(event)
         place = self._pool.place_of(Placement(event.worker, event.dp_rank))
@@ -112,6 +118,15 @@ class RouterFeed:
             self._goal = None
             self._port.publish(ev.IndexConverged(pool=self._name, took_ms=now_ms - self._stops_ms))
         return heard
+
+    def learn(self, worker: int, state: WorkerState) -> None:
+        """The router learned of a worker. Of one that is gone it forgets how far its streams were read."""
+        if state is not WorkerState.REMOVED:
+            self._gone.discard(worker)
+            return
+        self._gone.add(worker)
+        for place in self._places_of(worker):
+            self._connect(place)
 
     def audit(self, request: RoutedRequest, placement: Placement) -> None:
         """Publish what the router believed of a request that it placed, and what was so."""
@@ -178,7 +193,7 @@ class RouterFeed:
             return
         for place in again:
             self._connect(place)
-            if not self._restarting:
+            if not self._restarting and self._pool.places[place].worker not in self._gone:
                 self._ask(place)
 
     def _stop(self) -> None:
@@ -197,6 +212,8 @@ class RouterFeed:
     def _beat(self, place: int) -> None:
         """A rank tells its last number; the faults strike that message too."""
         self._beats.discard(place)
+        if place in self._silent:
+            return
         who, publisher = self._pool.places[place], self._publishers[place]
         passage = self._line.carry(who.worker, who.dp_rank, self._port.now_ms)
         for due_ms in passage.due_ms:
@@ -228,6 +245,18 @@ class RouterFeed:
     def _tell(self, event: type[Any], place: int, **fields: Any) -> None:
         who = self._pool.places[place]
         self._port.publish(event(pool=self._name, worker=who.worker, dp_rank=who.dp_rank, **fields))
+
+    def _publisher(self, place: Placement, epoch: int) -> Publisher:
+        return Publisher(
+            worker=place.worker,
+            role=self._pool.role.value,
+            dp_rank=place.dp_rank,
+            history_events=self._recovery.history_events,
+            epoch=epoch,
+        )
+
+    def _places_of(self, worker: int) -> range:
+        return range(worker * self._pool.dp_size, (worker + 1) * self._pool.dp_size)
 
     def _struck(self, fault: Fault) -> list[int]:
         return [idx for idx, place in enumerate(self._pool.places) if fault.strikes(place.worker, place.dp_rank)]
@@ -261,6 +290,8 @@ class RouterFeed:
         first = receiver.last + 1
         receiver.asking = True
         self._tell(ev.RecoveryAsked, place, mode=mode.value, sequence=first)
+        if place in self._silent:
+            return
         self._under_way += 1
         answer = self._publishers[place].answer(first, mode)
         self._at(self._port.now_ms + self._recovery.latency_ms, self._answered, place, answer, receiver)

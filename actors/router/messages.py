@@ -48,6 +48,13 @@ class CancelRequest:
 
 
 @attrs.frozen(slots=True)
+class WithdrawRequest:
+    """Asked: a request that waits here is not to be placed; its end is not published. Reply: ``RankReply``."""
+
+    request: int
+
+
+@attrs.frozen(slots=True)
 class ChooseRank:
     """Choose a rank for an arrived request. Reply: ``RankReply``; the asker sends the request there."""
 

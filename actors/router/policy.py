@@ -172,7 +172,8 @@ class PlacementPolicy(Protocol):
         ...
 
     def place(self, request: RoutedRequest, now_ms: float) -> Verdict:
-        """A request arrived."""
+        """A request arrived. While no worker takes requests they wait in the router; the first that does is told of
+        with ``worker_ready``, and then they come here in their order."""
         ...
 
     def observe(self, events: Sequence[KvEvent], now_ms: float) -> Iterable[Release]:

@@ -86,6 +86,11 @@ class Pool:
             return list(range(len(self.places)))
         return [place for place in range(len(self.places)) if self.is_ready(place // self.dp_size)]
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether any worker takes requests."""
+        return WorkerState.READY in self._states
+
     def is_ready(self, worker: int) -> bool:
         return self._states[worker] is WorkerState.READY
 

@@ -53,15 +53,16 @@ class Publisher:
     Args:
         worker, role, dp_rank: the rank.
         history_events: how many events it keeps.
+        epoch: how often the rank has begun to count anew, in an earlier process of its worker.
     """
 
-    def __init__(self, *, worker: int, role: str, dp_rank: int, history_events: int) -> None:
+    def __init__(self, *, worker: int, role: str, dp_rank: int, history_events: int, epoch: int = 0) -> None:
         self._who: dict[str, Any] = {"worker": worker, "role": role, "dp_rank": dp_rank}
         self._history: deque[KvEvent] = deque(maxlen=history_events)
         self._blocks: dict[str, dict[int, _Block]] = {tier.value: {} for tier in Tier}
         self._event_id = -1
         self._began_empty = True
-        self.epoch = 0
+        self.epoch = epoch
         self.last = -1
 
     def publish(self, event: KvEvent) -> int:

@@ -7,6 +7,7 @@ Refuses to know: how decisions are carried out, and where signals come from.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, KeysView, Sequence
 from typing import Any
 
@@ -86,22 +87,26 @@ class RouterState:
         self.pool = pool
         self.policy = policy
         self._waiting: dict[int, _Waiting] = {}
+        self._unserved: OrderedDict[int, _Waiting] = OrderedDict()
         self._of_peers: set[int] = set()
         self._guarded("start", None, 0.0, policy.start, pool)
         pool.loads.shares_blocks = policy.shares_blocks
 
     @property
     def waiting(self) -> Sequence[int]:
-        """Requests that wait, longest first."""
-        return list(self._waiting)
+        """Requests that wait, in the policy or, while no worker takes requests, for one that does."""
+        return [*self._waiting, *self._unserved]
 
     @property
     def has_waiting(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting or self._unserved)
 
     def place(self, request: RoutedRequest, now_ms: float) -> Decision:
-        """A request arrived."""
+        """A request arrived. The policy is not asked while no worker takes requests."""
         number = request.request
+        if not self.pool.has_ready:
+            self._unserved[number] = _Waiting(request, now_ms)
+            return Waits(request)
         verdict = self._guarded("place", number, now_ms, self.policy.place, request, now_ms)
         if isinstance(verdict, Queue):
             self._waiting[number] = _Waiting(request, now_ms)
@@ -144,18 +149,28 @@ class RouterState:
 
     def withdraw(self, request: int, now_ms: float) -> list[Decision]:
         """A request that waits here was canceled. Returns what its going releases."""
+        if self._unserved.pop(request, None) is not None:
+            return []
         del self._waiting[request]
         return self._released("withdraw", request, now_ms, self.policy.withdraw, request)
 
     def set_worker(self, worker: int, state: WorkerState, now_ms: float) -> list[Decision]:
-        """A worker became ready, drains or is gone."""
+        """A worker became ready, drains or is gone, and with it what was placed there."""
         self.pool.set_state(worker, state)
         hooks = {
             WorkerState.READY: self.policy.worker_ready,
             WorkerState.DRAINING: self.policy.worker_draining,
             WorkerState.REMOVED: self.policy.worker_removed,
         }
-        return self._released(f"worker_{state.value}", None, now_ms, hooks[state], worker)
+        decisions = self._released(f"worker_{state.value}", None, now_ms, hooks[state], worker)
+        while self._unserved and self.pool.has_ready:
+            number, waiting = self._unserved.popitem(last=False)
+            verdict = self._guarded("place", number, now_ms, self.policy.place, waiting.request, now_ms)
+            if isinstance(verdict, Queue):
+                self._waiting[number] = waiting
+            else:
+                decisions.append(self._settled("place", waiting.request, verdict, waiting.since_ms, now_ms))
+        return decisions
 
     def check(self) -> None:
         """Raises: InvariantViolation, or PolicyError if the policy holds other requests than it was given."""

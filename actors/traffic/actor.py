@@ -8,9 +8,10 @@ from typing import Any
 import attrs
 
 from g2sim.actors.handoff.events import SourceReleased, leaves_with
-from g2sim.actors.host_pool.events import LoadFinished, LoadQueued, StoreLanded, StorePrepared
+from g2sim.actors.host_pool.events import ClientRetired, LoadFinished, LoadQueued, StoreLanded, StorePrepared
 from g2sim.actors.kv.blocks import BlockHasher
-from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE
+from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, continued_prompt
+from g2sim.actors.membership.messages import SendAgain
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.messages import CancelRequest, PlaceRequest, dealt_to
 from g2sim.actors.traffic.events import RequestArrived
@@ -45,7 +46,7 @@ def watched_events(driver: TrafficDriver, *, disaggregated: bool) -> list[type[A
     if isinstance(driver, LoadControl):
         events.append(CanceledRequestLeft)
         if driver.prepares:
-            events += [StorePrepared, StoreLanded, LoadQueued, LoadFinished]
+            events += [StorePrepared, StoreLanded, LoadQueued, LoadFinished, ClientRetired]
     return events
 
 
@@ -60,11 +61,13 @@ class TrafficActor:
 
     ``ends`` must be set before the run starts, to the subscription that carries the events of ended requests, and of
     what the servers still hold of them (``watched_events``).
+    ``keeps_requests`` is to be set if requests may have to be sent again.
     ``on_request`` may be set to what looks at requests as they are sent out; it changes nothing.
     """
 
     ends: Subscription
     on_request: Callable[[RankRequest], None] | None = None
+    keeps_requests = False
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class TrafficActor:
         self._front_phase = front_phase
         self._cancel_phase = cancel_phase
         self._keys: dict[int, int] = {}
+        self._sent: dict[int, PlaceRequest] = {}
         self._released = 0
         self._output_base = 0
         self._timer: Envelope | None = None
@@ -102,6 +106,8 @@ class TrafficActor:
                 self._send_out(release, port)
         elif kind is RequestsEnded:
             self._take_note(port)
+        elif kind is SendAgain:
+            self._send_again(message, port)
         elif kind is not Begin:
             raise ProtocolError(f"traffic: no use for a {kind.__name__}")
         self._set_timer(port)
@@ -134,6 +140,9 @@ class TrafficActor:
                     left.append(key)
             elif kind is StorePrepared or kind is LoadQueued:
                 self._transfers.add((event.pool, event.transfer))
+            elif kind is ClientRetired:
+                gone = (*event.canceled_loads, *event.rolled_back_stores)
+                self._transfers.difference_update((event.pool, transfer) for transfer in gone)
             else:
                 self._transfers.discard((event.pool, event.transfer))
         if not ends and not left:
@@ -228,7 +237,41 @@ class TrafficActor:
         if self.on_request is not None:
             self.on_request(given)
         arrived = PlaceRequest(given, spec, release.arrival_ms)
+        if self.keeps_requests:
+            self._sent[request] = arrived
         port.send(dealt_to(self._fronts, request), arrived, phase=self._front_phase)
+
+    def _send_again(self, message: SendAgain, port: Port) -> None:
+        """Submit a request anew, unless it has ended meanwhile: its tokens so far are part of its prompt."""
+        sent = self._sent.get(message.request)
+        if sent is None:
+            port.no_effect()
+            return
+        if message.request in self._canceled:  # at this instant, when nobody had it
+            canceled = RequestStatus.CANCELED.value
+            port.publish(
+                RequestEnded(worker=None, role=message.role, dp_rank=None, request=message.request, status=canceled)
+            )
+            return
+        self._released_early.discard(message.request)
+        given, tokens = sent.given, message.tokens
+        prompt, chain, output_ids = given.prompt, given.chain, given.output_ids
+        if tokens:
+            prompt = continued_prompt(prompt, given.output_base, output_ids, tokens)
+            chain = self._hasher.chain(prompt)
+        again = attrs.evolve(
+            given,
+            prompt=prompt,
+            chain=chain,
+            output_tokens=given.output_tokens - tokens,
+            output_base=given.output_base + tokens,
+            output_ids=None if output_ids is None else output_ids[tokens:],
+            admitted_in=message.admitted_in,
+        )
+        if self.on_request is not None:
+            self.on_request(again)
+        front = dealt_to(self._fronts, message.request)
+        port.send(front, PlaceRequest(again, sent.spec, sent.arrival_ms), phase=self._front_phase)
 
     def _take_output_ids(self, count: int) -> int:
         """Consecutive ids for generated tokens; the space is used again after 2**31 tokens."""
@@ -239,6 +282,7 @@ class TrafficActor:
         return base
 
     def _take_key(self, request: int) -> int:
+        self._sent.pop(request, None)
         try:
             return self._keys.pop(request)
         except KeyError:

@@ -13,10 +13,12 @@ import attrs
 
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.handoff import events as handoff_events
-from g2sim.actors.host_pool.messages import HostProgress, Join, PoolChange
+from g2sim.actors.host_pool.messages import HostProgress, Join, PoolChange, Retire
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import Link
 from g2sim.actors.kv.events import BlocksRemoved, BlocksStored, Tier
+from g2sim.actors.membership.events import WorkerCrashed, WorkerRestarted
+from g2sim.actors.membership.messages import Crash, LostRequest, Restart, TakeLost
 from g2sim.actors.phases import Phase
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker import events as ev
@@ -36,6 +38,8 @@ from g2sim.actors.worker.messages import (
 from g2sim.actors.worker.rank import DeviceChange, PassResult, Rank, RemovedBlocks
 from g2sim.bus.errors import ProtocolError
 from g2sim.bus.kernel import Ask, Envelope, Port, Turn
+
+Reply = Turn | HandoffReply | bool | tuple[LostRequest, ...] | None
 
 
 @attrs.frozen(slots=True)
@@ -114,12 +118,17 @@ class WorkerActor:
         self._report_is_awaited = False
         self._canceled: dict[int, RankPlace] = {}
         self._in_flight: list[tuple[RankPlace, PassResult]] | None = None
+        self._pass_end: Envelope | None = None
+        self._down = False
+        self._lost: dict[int, LostRequest] = {}
         self._start_is_due = False
         self._deadline: Envelope | None = None
         self._deadline_ms: float | None = None
 
-    def receive(self, message: Any, port: Port) -> Turn | HandoffReply | bool | None:
+    def receive(self, message: Any, port: Port) -> Reply:
         kind = type(message)
+        if self._down:
+            return self._receive_while_down(message, port)
         if kind is _PassEnd:
             return self._end_pass(port)
         if kind is _StartPass:
@@ -141,6 +150,8 @@ class WorkerActor:
             return self._change_handoff(message, port)
         if kind is Begin:
             return self._begin(port)
+        if kind is Crash:
+            return self._crash(message, port)
         raise ProtocolError(f"{self.name}: no use for a {kind.__name__}")
 
     @property
@@ -238,7 +249,7 @@ class WorkerActor:
             if self._deadline is not None:
                 port.cancel(self._deadline)
                 self._deadline = self._deadline_ms = None
-            port.send_self(_PassEnd(), phase=Phase.PASS_END, at_ms=end_ms)
+            self._pass_end = port.send_self(_PassEnd(), phase=Phase.PASS_END, at_ms=end_ms)
             return
         yield from self._close(results, port)
         if not any(result.progress for _, result in results) and not self._has_news:
@@ -343,6 +354,72 @@ class WorkerActor:
         if not due and not (news and self._watched):
             port.no_effect()
         self._plan(port)
+
+    # -- crashing
+
+    def _crash(self, message: Crash, port: Port) -> Turn:
+        """The process dies. What the host tier knows of it is given up; a pass under way never shows."""
+        self._down = True
+        for pending in (self._pass_end if self._in_flight is not None else None, self._deadline):
+            if pending is not None:
+                port.cancel(pending)
+        self._deadline = self._deadline_ms = None
+        ends = [(place, [end.request for end in result.endings]) for place, result in self._in_flight or ()]
+        self._in_flight = None
+        self._report_is_awaited = False
+        for place, requests in (*((place, place.rank.requests()) for place in self.places), *ends):
+            for request in requests:
+                if request not in self._canceled:
+                    self._lose(request, place)
+        port.publish(WorkerCrashed(worker=self.worker, role=self.role, fault=message.fault))
+        for place in self.places:
+            left = [request for request, where in self._canceled.items() if where is place]
+            for request in (*left, *place.rank.leaving()):
+                port.publish(ev.CanceledRequestLeft(request=request, **place.who))
+            if self._link is not None:
+                yield from self._ask_host(place, Retire(client=place.rank.client, abrupt=True), port)
+            if place.own_pool is not None:
+                place.own_pool.empty()
+                _publish_outbox(place.own_pool, port)
+            place.rank = place.rank.fresh()
+            place.next_event_id = 0
+        self._canceled.clear()
+
+    def _receive_while_down(self, message: Any, port: Port) -> Reply:
+        """Nobody answers, so what is asked for stays undone until whoever asked learns why."""
+        kind = type(message)
+        if kind is Restart:
+            return self._restart(message, port)
+        if kind is TakeLost:
+            lost = tuple(self._lost.values())
+            self._lost.clear()
+            return lost
+        if kind is SubmitRequest:
+            self._lose(message.given.request, self.places[message.dp_rank])
+            return None
+        if kind is CancelOnWorker:
+            lost_one = self._lost.pop(message.request, None)
+            if lost_one is None:
+                return False
+            who = self.places[lost_one.dp_rank].who
+            port.publish(ev.RequestEnded(request=message.request, status=RequestStatus.CANCELED.value, **who))
+            return True
+        if kind is ActivateDestination or kind is ReleaseSource:
+            return HandoffReply(busy=True)
+        if kind is ReserveDestination or kind is AbandonHandoff:
+            return HandoffReply()
+        if kind is _StartPass:
+            self._start_is_due = False
+        port.no_effect()
+        return None
+
+    def _restart(self, message: Restart, port: Port) -> Turn:
+        self._down = False
+        port.publish(WorkerRestarted(worker=self.worker, role=self.role, fault=message.fault))
+        return (yield from self._begin(port))
+
+    def _lose(self, request: int, place: RankPlace) -> None:
+        self._lost[request] = LostRequest(request, self.worker, self.role, place.dp_rank)
 
     # -- showing
 
@@ -521,10 +598,14 @@ class WorkerActor:
                 raise ProtocolError(f"{self.name}: there is no host tier to ask")
             return (yield Ask(self._shared_pool, message))
         reply = own_pool.serve(message, port.now_ms)
-        for event in own_pool.outbox:
-            port.publish(event)
-        own_pool.outbox.clear()
+        _publish_outbox(own_pool, port)
         return reply
+
+
+def _publish_outbox(pool: HostPool, port: Port) -> None:
+    for event in pool.outbox:
+        port.publish(event)
+    pool.outbox.clear()
 
 
 def _shows(result: PassResult, request: int) -> bool:

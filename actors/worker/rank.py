@@ -197,6 +197,7 @@ class Rank:
         self.config = config
         self.role = role
         self.client = client
+        self._pass_times = pass_times
         self.pool = DevicePool(config.gpu_blocks)
         self.running: list[Sequence] = []
         self.queue: deque[Sequence] = deque()
@@ -226,6 +227,19 @@ class Rank:
         self._materialised: list[Sequence] = []
         self._retry_due = False
 
+    def fresh(self) -> Rank:
+        """A rank with the same settings that has done nothing yet."""
+        return Rank(self.config, self.role, self.client, self._pass_times)
+
+    def requests(self) -> list[int]:
+        """Requests that are running, or wait for it."""
+        return [seq.request for seq in (*self.running, *self.connector, *self.queue)]
+
+    def leaving(self) -> list[int]:
+        """Canceled requests that have not been named by ``take_left``."""
+        restored = [seq.request for seq in self._loads.values() if seq.state is SequenceState.ENDED]
+        return [*self._canceled_left, *restored]
+
     def drop_changes(self) -> None:
         """Forget the changes that have been shown, or that nobody wants to see."""
         self.device_changes.clear()
@@ -236,7 +250,7 @@ class Rank:
 
     def submit(self, given: RankRequest, handoff: int | None = None) -> None:
         """Put a request at the end of the waiting queue."""
-        self.queue.append(Sequence(given, self._take_order(), handoff))
+        self.queue.append(self._new_sequence(given, handoff))
 
     @property
     def connector(self) -> list[Sequence]:
@@ -256,7 +270,7 @@ class Rank:
 
     def reserve_destination(self, handoff: int, given: RankRequest, *, idle: bool) -> HandoffReply:
         """Join the pending destinations; tried at once on an ``idle`` rank, else at the next pass end."""
-        sequence = Sequence(given, self._take_order(), handoff)
+        sequence = self._new_sequence(given, handoff)
         limit = self.config.max_model_len_tokens
         if limit is not None and sequence.prompt_tokens >= limit:
             return HandoffReply(refused=f"a prompt of {sequence.prompt_tokens} tokens, but max_model_len is {limit}")
@@ -861,10 +875,11 @@ class Rank:
 
     # -- small things
 
-    def _take_order(self) -> int:
-        order = self._next_order
+    def _new_sequence(self, given: RankRequest, handoff: int | None) -> Sequence:
+        sequence = Sequence(given, self._next_order, handoff)
+        sequence.was_admitted = self.role in given.admitted_in
         self._next_order += 1
-        return order
+        return sequence
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block_size)

@@ -23,6 +23,7 @@ class RankRequest:
         output_tokens: tokens to generate here.
         output_base: id of the first generated token; ids of one request are consecutive, and no other request's.
         output_ids: the tokens to generate, uint32[output_tokens], where traffic says which; None = as ``output_base``.
+        admitted_in: roles of pools that have admitted it before it was lost with a worker.
     """
 
     request: int
@@ -31,6 +32,7 @@ class RankRequest:
     output_tokens: int
     output_base: int
     output_ids: TokenArray | None = None
+    admitted_in: frozenset[str] = frozenset()
 
 
 class SequenceState(enum.Enum):

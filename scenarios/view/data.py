@@ -241,6 +241,9 @@ class ViewData(SpanSink):
         publisher.blocks[kind] += len(event.block_hashes)
         self._kv[kind].add(whole_us(time_ms), len(event.block_hashes))
 
+    def crashed(self, time_ms: float, rank: str) -> None:
+        self._publishers[self._ranks[rank]].next_id = 0
+
     def _seen(self, time_ms: float) -> None:
         self._last_us = max(self._last_us, whole_us(time_ms))
 

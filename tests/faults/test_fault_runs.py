@@ -282,7 +282,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     crash = {"type": "worker_crash", "from_ms": 0, "until_ms": 10}
     slow = {"type": "lag", "from_ms": 0, "until_ms": 10, "lag_ms": 5, "lag_max_ms": 4}
     bad: list[tuple[Values, str, str]] = [
-        (with_faults(crash), "faults.plan[0].type", "workers that crash"),
+        (with_faults(crash), "faults.plan[0].from_ms", "at 0 workers begin"),
         (with_faults(slow), "faults.plan[0].lag_max_ms", "at least lag_ms"),
         (with_faults(), "faults.plan", "at least one fault"),
         (with_faults({**GOOD, "name": "a"}, {**GOOD, "name": "a"}), "faults.plan[1].name", "two faults"),

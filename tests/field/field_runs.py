@@ -90,6 +90,7 @@ def simulate(
     *,
     load: Values | None = None,
     router: Values | None = None,
+    faults: Values | None = None,
     out: Path | None = None,
     seed: int = 0,
     block: int | None = BLOCK,
@@ -108,6 +109,7 @@ def simulate(
             "source": {"type": "trace", "format": trace_format, "paths": ["trace.jsonl"], "block_size": block},
             "load": load or {"type": "trace_timestamps"},
         },
+        **({} if faults is None else {"faults": faults}),
     }
     kept: list[Values] = []
     records: list[Record] = []

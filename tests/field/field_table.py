@@ -17,7 +17,6 @@ _NAMED = re.compile(r"\bF(\d\d)\b|def test_((?:f\d\d[a-z]?_)+)")
 
 NOT_SHOWN = {
     48: "there is no clear of caches in a run, so none can meet a transfer",
-    57: "workers neither leave nor join during a run; there is nothing to flap",
 }
 """Cases without a test, and why."""
 

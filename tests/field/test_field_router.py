@@ -55,6 +55,32 @@ def test_f55_prompts_shorter_than_a_block_are_spread_by_load(tmp_path: Path, pol
     assert [counts[k] for k in range(4)] == [3, 3, 3, 3]
 
 
+def test_f57_a_flap_in_discovery_leaves_what_the_router_knows_of_a_worker(tmp_path: Path) -> None:
+    """w0 has 10 requests and w1 5; w0 drops out and comes back in the same instant; 6 more arrive then."""
+    rows = [row(0.0, [99], out=1)]  # the first arrival is at 0, when no fault can begin
+    rows += [row(float(at), [k], out=400) for k, at in enumerate([10] * 5 + [30] * 10 + [60] * 6)]
+    plan = [
+        {"name": "only-w1", "type": "discovery_flap", "from_ms": 5, "until_ms": 20, "worker": 0},
+        {"name": "only-w0", "type": "discovery_flap", "from_ms": 25, "until_ms": 40, "worker": 1},
+        {"name": "flap", "type": "discovery_flap", "from_ms": 60, "until_ms": 60, "worker": 0},
+    ]
+    ran = simulate(
+        tmp_path,
+        rows,
+        router={"policy": "least_loaded"},
+        faults={"plan": plan},
+        aggregated=worker(gpu_blocks=2048, replicas=2, max_sequences=32),
+    )
+    weighed = ran.of(PlacementWeighed)[1:]
+    assert [(one.workers, one.chosen) for one in weighed[:15]] == [((1,), 0)] * 5 + [((0,), 0)] * 10
+    assert [one.active_requests for one in weighed[15:]] == [(10, load) for load in (5, 6, 7, 8, 9, 10)]
+    assert [one.workers[one.chosen] for one in weighed[15:20]] == [1] * 5
+    assert weighed[20].tied == 2
+    assert ran.report["requests"]["completed"] == 22
+    flap = ran.report["membership"]["workers"][2]
+    assert (flap["fault"], flap["removed_ms"], flap["ready_ms"], flap["crashed_ms"]) == ("flap", 60.0, 60.0, None)
+
+
 def test_f56_sessions_without_anything_in_flight_are_spread_and_stay(tmp_path: Path) -> None:
     """8 sessions of 20 turns, one turn at a time over all sessions: first turns spread, later ones stay."""
     rows = [

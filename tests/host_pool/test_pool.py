@@ -270,6 +270,47 @@ def test_of_copies_that_end_together_stores_take_effect_first() -> None:
     assert [event.ended_ms for event in pool.outbox] == [40.0, 40.0]
 
 
+def test_a_client_whose_process_is_gone_leaves_no_copy_under_way_and_no_pin() -> None:
+    """One store under way and one prepared are rolled back, a load gives its pins back; what is resident stays."""
+    pool = shared_pool(8, link(1.0), link(1.0), rate=1.0)
+    store(pool, 0.0, 1, 2)
+    pool.tick(0, 10.0)
+    load(pool, 10.0, 1)
+    prepare(pool, 10.0, chain(3))
+    pool.submit_prepared(0, 10.0)
+    prepare(pool, 10.0, chain(4))
+    pool.tick(1, 10.0)
+    pool.outbox.clear()
+    pool.retire(0, 10.5, abrupt=True)
+    gone = [event for event in pool.outbox if isinstance(event, ev.ClientRetired)]
+    assert [(len(one.canceled_loads), len(one.rolled_back_stores)) for one in gone] == [(1, 2)]
+    assert pool.contents() == {1: (True, 0), 2: (True, 0)}
+    assert (pool.next_event_ms(), pool.transfers_under_way(), pool.untold()) == (None, [], [1])
+    assert pool.tick(1, 10.5).progress
+    pool.check()
+    assert [change.block_hashes for change in join(pool, 0)] == [(1, 2)]
+
+
+def test_a_private_tier_that_is_emptied_has_free_lanes_and_a_member_less() -> None:
+    pool = HostPool("g2", 4, MB, FifoLanes(), shared=False)
+    join(pool, 0, link(1.0))
+    store(pool, 0.0, 1, 2)
+    pool.tick(0, 2.0)
+    load(pool, 2.0, 1, 2)
+    with pytest.raises(InvariantViolation, match="while it has clients"):
+        pool.empty()
+    pool.retire(0, 2.5, abrupt=True)
+    pool.outbox.clear()
+    pool.empty()
+    assert [event.block_hashes for event in pool.outbox] == [(1, 2)]
+    assert (pool.contents(), pool.used_blocks, pool.next_event_ms()) == ({}, 0, None)
+    pool.empty()
+    assert len(pool.outbox) == 1
+    assert join(pool, 0, link(1.0)) == ()
+    store(pool, 3.0, 5)
+    assert pool.next_event_ms() == 4.0
+
+
 def test_ties_in_a_cohort_go_by_hash() -> None:
     """A cohort has one age: of blocks that landed together the smallest hash goes first, wherever it stands."""
     pool = shared_pool(4, link())
@@ -449,23 +490,27 @@ class HostPoolMachine(RuleBasedStateMachine):
         self.behind[client] = False
 
     @precondition(lambda self: self.shared and len(self.prepared) > 1)
-    @rule(data=st.data())
-    def retire(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), abrupt=st.booleans())
+    def retire(self, data: st.DataObject, abrupt: bool) -> None:
         client = self.client(data)
         self.pool.outbox.clear()
-        self.pool.retire(client, 0.0)
+        self.pool.retire(client, 0.0, abrupt=abrupt)
         loads = [number for number, (owner, is_load, _) in self.transfers.items() if owner == client and is_load]
         for number in loads:
             self.unpin(self.transfers.pop(number)[2])
-        prepared = self.prepared.pop(client)
-        for number in prepared:
+        stores = self.prepared.pop(client)
+        if abrupt:
+            stores = [
+                number for number, (owner, is_load, _) in self.transfers.items() if owner == client and not is_load
+            ]
+        for number in stores:
             for hash_ in self.transfers.pop(number)[2]:
                 del self.blocks[hash_]
         del self.untold[client], self.done[client], self.behind[client]
-        if loads or prepared:
+        if loads or stores:
             self.behind = dict.fromkeys(self.behind, True)
         gone = next(event for event in self.pool.outbox if isinstance(event, ev.ClientRetired))
-        assert (gone.canceled_loads, gone.rolled_back_stores) == (tuple(loads), tuple(prepared))
+        assert (gone.canceled_loads, gone.rolled_back_stores) == (tuple(loads), tuple(stores))
 
     @rule(data=st.data(), keys=st.sampled_from(CHAINS))
     def look_up_and_load(self, data: st.DataObject, keys: BlockChain) -> None:

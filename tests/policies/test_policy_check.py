@@ -69,9 +69,8 @@ BROKEN = {
         {"worker loss": "this worker takes no requests"},
     ),
     "fails without any worker": (
-        "def place(self, request, now_ms):\n"
-        "    return Place(max(self.pool.candidates(request), key=lambda one: one.device_blocks).placement)",
-        {"worker loss": "ValueError: max() arg is an empty sequence"},
+        "def worker_removed(self, worker, now_ms):\n    self.first = min(self.pool.ready_places())\n    return ()",
+        {"worker loss": "ValueError: min() arg is an empty sequence"},
     ),
     "does not know cleared": (
         "def observe(self, events, now_ms):\n    for event in events: event.block_hashes\n    return ()",

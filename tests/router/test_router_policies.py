@@ -11,7 +11,7 @@ from g2sim.actors.config import TieBreak, WorkerRole
 from g2sim.actors.router.policy import PlacementPolicy
 from g2sim.actors.router.pool import WorkerState
 from g2sim.actors.router.registry import POLICIES, canonical_name, default_options, make_policy
-from g2sim.actors.router.state import Placed, Refused
+from g2sim.actors.router.state import Placed, Waits
 from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.policy_check import check_policy
 from g2sim.scenarios.policy_source import PolicyChoice
@@ -211,12 +211,12 @@ def test_every_policy_passes_the_conformance_suite(name: str, options: dict[str,
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_without_a_ready_worker_a_request_is_refused(name: str) -> None:
+def test_without_a_ready_worker_a_request_waits(name: str) -> None:
     policy: PlacementPolicy = make_policy(name, {})
     state = router(policy, 1)
     state.set_worker(0, WorkerState.DRAINING, 0.0)
-    assert isinstance(state.place(request(1), 0.0), Refused)
-    state.set_worker(0, WorkerState.READY, 1.0)
+    assert isinstance(state.place(request(1), 0.0), Waits)
+    assert [rank_of(one) for one in state.set_worker(0, WorkerState.READY, 1.0)] == [(0, 0)]
     assert rank_of(state.place(request(2), 1.0)) == (0, 0)
 
 

@@ -310,6 +310,34 @@ class TestGoodPolicies:
         assert [rank_of(one) for one in state.set_worker(0, WorkerState.READY, 4.0)] == [(0, 0)]
 
 
+def test_a_request_that_no_worker_takes_waits_for_the_first_that_does() -> None:
+    asked: list[int] = []
+
+    def choose(one: RoutedRequest) -> Any:
+        asked.append(one.request)
+        return Queue() if one.request == 3 else Place(at(1))
+
+    class Queuing(Scripted):
+        def pending(self) -> list[int]:
+            return [3] if 3 in asked else []
+
+    state = router(Queuing(choose))
+    for worker, gone in enumerate((WorkerState.REMOVED, WorkerState.DRAINING)):
+        state.set_worker(worker, gone, 1.0)
+    for number in (1, 2, 3, 4):
+        assert isinstance(state.place(request(number), 2.0 + number), Waits)
+    assert (asked, state.waiting, state.has_waiting) == ([], [1, 2, 3, 4], True)
+    assert state.withdraw(2, 7.0) == []
+    state.check()
+    released = state.set_worker(1, WorkerState.READY, 8.0)
+    assert [(one.request.request, one.queued_at_ms) for one in released if isinstance(one, Placed)] == [
+        (1, 3.0),
+        (4, 6.0),
+    ]
+    assert (asked, state.waiting) == ([1, 3, 4], [3])
+    state.check()
+
+
 def test_ready_places_follow_the_states_of_workers() -> None:
     some = pool(3, dp_size=2)
     assert some.ready_places() == [0, 1, 2, 3, 4, 5]

@@ -158,4 +158,3 @@ def test_every_key_has_a_meaning_which_editors_and_the_reference_show() -> None:
     page = render_scenario()
     assert "| `scheduler.max_sequences` | a positive integer, or null for no limit | `256`, prefill: `1` |" in page
     assert "| `lag_ms` (lag) | a finite number, 0 or more | required |" in page
-    assert "worker_crash" not in page, "what is refused is not advertised"

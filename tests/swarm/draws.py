@@ -15,7 +15,7 @@ from draw import draw
 from traces import PLAYS, SESSIONS, Trace
 from translate import scenario_from_call
 
-from g2sim.actors.router.faults import FaultKind
+from g2sim.actors.router.faults import FaultKind, OnCrash
 from g2sim.actors.router.registry import POLICIES, make_policy
 
 Values = dict[str, Any]
@@ -321,6 +321,11 @@ def _held_up(g: Draw) -> Values:
     return _by_chance(g) | {"hold_ms": g.choice([0.1, 2.0, 25.0])}
 
 
+def _crash(g: Draw) -> Values:
+    """``detect_ms`` is a share of the crash's time, until that is drawn."""
+    return {"detect_ms": g.choice([0.0, 0.4, 1.0]), "requests": g.choice(list(OnCrash))}
+
+
 def _nothing_else(g: Draw) -> Values:
     return {}
 
@@ -333,10 +338,15 @@ FAULTS: dict[str, Callable[[Draw], Values]] = {
     FaultKind.OUTAGE: _nothing_else,
     FaultKind.ROUTER_RESTART: _nothing_else,
     FaultKind.PUBLISHER_RESET: _nothing_else,
+    FaultKind.WORKER_CRASH: _crash,
+    FaultKind.DISCOVERY_FLAP: _nothing_else,
 }
 """Every type of fault, with the draw of the keys that only it has."""
 
-_WITHOUT_RANK = (FaultKind.ROUTER_RESTART,)
+_WITHOUT = {
+    "worker": (FaultKind.ROUTER_RESTART,),
+    "dp_rank": (FaultKind.ROUTER_RESTART, FaultKind.WORKER_CRASH, FaultKind.DISCOVERY_FLAP),
+}
 
 
 def _add_faults(g: Draw, scenario: Values) -> None:
@@ -356,8 +366,15 @@ def _add_faults(g: Draw, scenario: Values) -> None:
         if g.random() < 0.3:
             fault["pool"] = g.choice(pools)
         for key, counts in (("worker", "replicas"), ("dp_rank", "attention_data")):
-            if kind not in _WITHOUT_RANK and g.random() < 0.3:
+            if kind not in _WITHOUT[key] and g.random() < 0.3:
                 fault[key] = g.randrange(min(worker["parallelism"].get(counts, 1) for worker in roles.values()))
+        if FaultKind(kind).is_membership:
+            fault["from_ms"] += 0.5
+            fault["until_ms"] += 0.5
+            if "detect_ms" in fault:
+                fault["detect_ms"] *= fault["until_ms"] - fault["from_ms"]
+            if not _goes(fault, plan, scenario):
+                continue
         if limit_ms is None or fault["until_ms"] <= limit_ms:
             plan.append(fault)
     recovery = {
@@ -369,3 +386,11 @@ def _add_faults(g: Draw, scenario: Values) -> None:
     }
     if plan:
         scenario["faults"] = {"recovery": recovery, "plan": plan}
+
+
+def _goes(fault: Values, plan: list[Values], scenario: Values) -> bool:
+    """Whether a fault of a whole worker may be added to a plan."""
+    if "load_sync_ms" in scenario["router"] and fault["type"] == FaultKind.WORKER_CRASH:
+        return False
+    others = [one for one in plan if FaultKind(one["type"]).is_membership]
+    return all(one["until_ms"] < fault["from_ms"] or fault["until_ms"] < one["from_ms"] for one in others)
