@@ -99,11 +99,16 @@ def _tables(told: Comparison) -> str:
         if metric.better
     ]
     parts += [
-        f"difference to {told.policies[0]} for the same seed" + (", 95 % interval" if len(told.seeds) > 1 else ""),
+        f"difference to {told.policies[0]} for the same seed" + (", 95 % interval" if told.seeds_differ else ""),
         tabulate(rows, headers=["", *told.policies[1:]], colalign=right[:-1], disable_numparse=True),
     ]
-    if len(told.seeds) > 1:
+    if told.seeds_differ:
         parts.append("* the interval does not hold 0; without interval: every seed gives the same")
+    elif len(told.seeds) > 1:
+        parts.append(
+            f"All {len(told.seeds)} seeds give the same: neither this traffic nor these policies draw anything. "
+            "Traffic that is generated does (scenarios/library/generated-chats.yaml)."
+        )
     return "\n\n".join(parts)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from g2sim.bus.errors import ConfigError, LogDamaged
+from g2sim.bus.errors import ConfigError, SimError
 
 if TYPE_CHECKING:
     from g2sim.scenarios.run_diff import Changes, RunDiff
@@ -127,41 +129,58 @@ def diff(left: Path, right: Path, as_json: bool) -> None:
 @_RUN
 @click.option("--prometheus", is_flag=True, help="The report's figures in the Prometheus text format.")
 @click.option("--parquet", is_flag=True, help="Requests and events as a folder of Parquet files (extra parquet).")
-@click.option("--out", type=click.Path(path_type=Path), help="File to write (Prometheus: else stdout), or folder.")
+@click.option(
+    "--kv-events",
+    type=click.Choice(("neutral", "dynamo")),
+    help="Each rank's KV events as JSON lines: g2sim's own, or Dynamo's router events.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="File to write (else stdout), or folder of Parquet files.")
 @click.option("--overwrite", is_flag=True, help="Replace what is there.")
-def export(run_path: Path, prometheus: bool, parquet: bool, out: Path | None, overwrite: bool) -> None:
+def export(
+    run_path: Path, prometheus: bool, parquet: bool, kv_events: str | None, out: Path | None, overwrite: bool
+) -> None:
     """Write RUN, a run folder or an event log, for other programs.
 
     A log that was cut or damaged is exported as far as it is good, with exit code 1.
 
     Example: g2sim export runs/demo --prometheus --out demo.prom
     """
-    from g2sim.scenarios.output_file import new_text_file
-
-    if prometheus == parquet:
-        raise ConfigError("", problem="what to write is not clear", allowed="one of --prometheus and --parquet")
-    damage: LogDamaged | None
+    if prometheus + parquet + (kv_events is not None) != 1:
+        allowed = "one of --prometheus, --parquet and --kv-events"
+        raise ConfigError("", problem="what to write is not clear", allowed=allowed)
+    damage: SimError | None
     if parquet:
         from g2sim.scenarios.export_parquet import write_parquet
 
         if out is None:
             raise ConfigError("--out", problem="missing", allowed="the folder to write")
         damage = write_parquet(run_path, out, overwrite=overwrite)
+    elif kv_events is not None:
+        from g2sim.scenarios.export_kv_events import write_kv_events
+
+        with _output(out, overwrite) as file:
+            damage = write_kv_events(run_path, kv_events, file.write)
     else:
         from g2sim.scenarios.export_prometheus import prometheus_text
         from g2sim.scenarios.run import report_of_log
 
         rebuilt = report_of_log(run_path)
-        damage, text = rebuilt.damage, prometheus_text(rebuilt.report)
-        if out is None:
-            click.echo(text, nl=False)
-        else:
-            with new_text_file(out, overwrite=overwrite) as file:
-                file.write(text)
+        damage = rebuilt.damage
+        with _output(out, overwrite) as file:
+            file.write(prometheus_text(rebuilt.report))
     if out is not None:
         click.echo(out)
     if damage is not None:
         raise damage
+
+
+def _output(out: Path | None, overwrite: bool) -> AbstractContextManager[TextIO]:
+    """The file to write, or stdout."""
+    from g2sim.scenarios.output_file import new_text_file
+
+    if out is None:
+        return nullcontext(sys.stdout)
+    return new_text_file(out, overwrite=overwrite)
 
 
 def _state_table(value: dict[str, Any]) -> str:

@@ -113,6 +113,12 @@ class Comparison:
         found = [run.values[metric] for run in self.runs if run.policy == policy]
         return [] if None in found else [value for value in found if value is not None]
 
+    @property
+    def seeds_differ(self) -> bool:
+        """Whether a figure of some policy depends on the seed."""
+        ofs = [[run.values for run in self.runs if run.policy == policy] for policy in self.policies]
+        return any(values != runs[0] for runs in ofs for values in runs)
+
     def mean(self, policy: str, metric: str) -> float | None:
         values = self.values(policy, metric)
         return statistics.fmean(values) if values else None

@@ -141,7 +141,8 @@ def _bars(told: Comparison, left: float, top: float, title: str, metric: str, le
 
 def _differences(told: Comparison, left: float, top: float) -> Drawing:
     title = f"mean TTFT minus that of {_short(told.policies[0])} [ms]"
-    note = "paired by seed, with 95 % interval" if len(told.seeds) > 1 else "one seed: no interval"
+    alike = "one seed" if len(told.seeds) == 1 else "all seeds give the same"
+    note = "paired by seed, with 95 % interval" if told.seeds_differ else f"{alike}: no interval"
     found = [told.difference(policy, "mean_ttft_ms") for policy in told.policies]
     ends = [0.0]
     for gap in found:

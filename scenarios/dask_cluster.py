@@ -31,7 +31,9 @@ from g2sim.scenarios.sweep import Outcome, Task
 try:
     import distributed
 except ImportError:
-    raise ConfigError("--dask", problem="needs the package distributed", hint="pip install 'g2sim[dask]'") from None
+    raise ConfigError(
+        "--dask", problem="needs the package distributed", hint="in a checkout of g2sim: pip install '.[dask]'"
+    ) from None
 
 CONNECT_S: Final = 10.0
 WORKERS_S: Final = 10.0
@@ -132,7 +134,8 @@ def _connected(address: str) -> Iterator[Any]:
         client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError, RuntimeError, TypeError):  # not all are of the net: what answers may be anything
         problem = f"no Dask scheduler answered there within {CONNECT_S:g} s"
-        raise ConfigError("--dask", problem=problem, got=address, hint="start one with: dask scheduler") from None
+        hint = "start one with: dask scheduler"
+    raise ConfigError("--dask", problem=problem, got=address, hint=hint) from None
     try:
         yield client
     finally:

@@ -24,7 +24,9 @@ try:
     import pyarrow
     import pyarrow.parquet
 except ImportError:
-    raise ConfigError("--parquet", problem="needs the package pyarrow", hint="pip install 'g2sim[parquet]'") from None
+    raise ConfigError(
+        "--parquet", problem="needs the package pyarrow", hint="in a checkout of g2sim: pip install '.[parquet]'"
+    ) from None
 
 
 def write_parquet(run: Path, folder: Path, *, overwrite: bool) -> LogDamaged | None:

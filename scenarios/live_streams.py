@@ -39,9 +39,8 @@ def import_zmq() -> ModuleType:
     try:
         import zmq
     except ImportError as missing:
-        raise ConfigError(
-            "", problem="live streams need pyzmq, which is not installed", hint="pip install 'g2sim[zmq]'"
-        ) from missing
+        hint = "in a checkout of g2sim: pip install '.[zmq]'"
+        raise ConfigError("", problem="live streams need pyzmq, which is not installed", hint=hint) from missing
     return zmq
 
 

@@ -88,6 +88,10 @@ def open_stream(path: Path) -> tuple[Source, Iterator[Located]]:
     except (OSError, ValueError) as failure:
         reason = getattr(failure, "strerror", None) or str(failure)
         raise ConfigError("", where=str(path), problem=f"cannot read the stream: {reason}") from failure
+    if not file.seekable():
+        file.close()
+        problem = "is no file that can be read twice"
+        raise ConfigError("", where=str(path), problem=problem, hint="write it to a file first")
     head = file.read(len(MAGIC))
     if head == MAGIC:
         file.close()
@@ -142,6 +146,8 @@ def _sniff(file: BinaryIO, path: Path) -> str:
     for _ in range(100):
         line = file.readline(MAX_LINE_BYTES + 1)
         if not line:
+            if not file.tell():
+                raise ConfigError("", where=str(path), problem="the stream is empty")
             break
         try:
             value = _parse(line.decode())
@@ -149,6 +155,10 @@ def _sniff(file: BinaryIO, path: Path) -> str:
             continue
         if isinstance(value, dict):
             if "event" in value and "kind" not in value:
+                if isinstance(value["event"], str):
+                    problem = "these are lines of g2sim events"
+                    hint = "give the run itself, or what g2sim export --kv-events neutral writes"
+                    raise ConfigError("", where=str(path), problem=problem, hint=hint)
                 return "dynamo"
             if "kind" in value:
                 return "neutral"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_unusable_input_is_refused(content: bytes, g2sim: Run, tmp_path: Path) -
 
 
 def test_a_missing_file_is_refused(g2sim: Run, tmp_path: Path) -> None:
-    assert g2sim("validate", tmp_path / "nothing")[0] == 2
+    assert g2sim("validate", str(tmp_path / "nothing"))[0] == 2
 
 
 HOSTILE = [
@@ -214,7 +215,7 @@ def test_without_pyzmq_the_message_says_how_to_install_it(g2sim: Run, monkeypatc
     for arguments in (["validate", "tcp://127.0.0.1:1"], ["record", "tcp://127.0.0.1:1", "--out", "/tmp/never"]):
         code, _, err = g2sim(*arguments)
         assert code == 2
-        assert "pip install 'g2sim[zmq]'" in err
+        assert "pip install '.[zmq]'" in err
     assert g2sim("publish", path_of("f06"))[0] == 2
 
 
@@ -231,3 +232,27 @@ def test_output_does_not_depend_on_the_hash_seed() -> None:
     ]
     assert outputs[0]
     assert outputs[0] == outputs[1]
+
+
+def test_the_lines_of_events_are_told_apart_from_a_stream(g2sim: Run, tmp_path: Path) -> None:
+    (tmp_path / "all.jsonl").write_text('{"record":0,"time_ms":0.0,"source":"run","cause":0,"event":"run.begin"}\n')
+    code, _, err = g2sim("validate", str(tmp_path / "all.jsonl"))
+    assert code == 2
+    assert "all.jsonl: these are lines of g2sim events; give the run itself, or what g2sim export --kv-events" in err
+
+
+def test_an_empty_file_is_called_empty(g2sim: Run, tmp_path: Path) -> None:
+    (tmp_path / "none.jsonl").touch()
+    code, _, err = g2sim("validate", str(tmp_path / "none.jsonl"))
+    assert (code, err) == (2, f"error: {tmp_path / 'none.jsonl'}: the stream is empty\n")
+
+
+def test_a_pipe_is_refused(g2sim: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    try:
+        code, _, err = g2sim("validate", str(tmp_path / "pipe"))
+    finally:
+        os.close(writer)
+    assert code == 2
+    assert "is no file that can be read twice; write it to a file first" in err

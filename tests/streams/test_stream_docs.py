@@ -62,7 +62,7 @@ def test_the_commands_are_those_that_are_run_here() -> None:
 
 def test_the_extra_that_is_installed_exists() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert shown("pip")[-1] == "g2sim[zmq]"
+    assert shown("pip")[-1] == ".[zmq]"
     assert "zmq" in extras
 
 

@@ -103,7 +103,7 @@ def test_without_distributed_the_command_that_installs_it_is_named(
     monkeypatch.setitem(sys.modules, "distributed", None)
     monkeypatch.delitem(sys.modules, "g2sim.scenarios.dask_cluster", raising=False)
     told = refused(capsys, "sweep", str(scenario_file(tmp_path)), "--set", f"{GPU}=8", "--dask", "127.0.0.1:8786")
-    assert told == "error: --dask: needs the package distributed; pip install 'g2sim[dask]'\n"
+    assert told == "error: --dask: needs the package distributed; in a checkout of g2sim: pip install '.[dask]'\n"
 
 
 @pytest.mark.parametrize("command", [("sweep", "--set", f"{GPU}=8"), ("curve", "--host-blocks", "8")])

@@ -183,11 +183,53 @@ class TestExport:
         counts = [pyarrow.parquet.read_metadata(path).num_rows for path in (tmp_path / "pq" / "events").iterdir()]
         assert sum(counts) == len(events_of(plain))
 
+    @pytest.mark.parametrize(("form", "names"), [("neutral", ("aggregated-0", "aggregated-1")), ("dynamo", ("0", "1"))])
+    def test_kv_events_as_lines_are_the_stream_that_the_log_has(
+        self, form: str, names: tuple[str, str], plain: Path, tmp_path: Path
+    ) -> None:
+        done = run_cli(tmp_path, "export", plain, "--kv-events", form, "--out", "kv.jsonl")
+        assert (done.returncode, done.stdout) == (0, "kv.jsonl\n"), done.stderr
+        lines, log = (run_cli(tmp_path, "validate", path) for path in ("kv.jsonl", plain))
+        assert lines.returncode == log.returncode == 0, lines.stdout
+        verdicts = log.stdout.splitlines()[-2:]
+        for name, renamed in zip(("aggregated-0", "aggregated-1"), names, strict=True):
+            verdicts = [line.replace(f"{name}/", f"{renamed}/") for line in verdicts]
+        assert lines.stdout.splitlines()[-2:] == verdicts
+        assert len((tmp_path / "kv.jsonl").read_text().splitlines()) == len(events_of(plain, "--topic", "kv"))
+        assert run_cli(tmp_path, "export", plain, "--kv-events", form).stdout == (tmp_path / "kv.jsonl").read_text()
+
+    def test_kv_events_of_a_cut_log_go_as_far_as_it_is_good(self, plain: Path, tmp_path: Path) -> None:
+        whole = run_cli(tmp_path, "export", plain, "--kv-events", "neutral").stdout
+        log = (plain / LOG_NAME).read_bytes()
+        (tmp_path / "cut.g2log").write_bytes(log[: len(log) // 2])
+        done = run_cli(tmp_path, "export", "cut.g2log", "--kv-events", "neutral")
+        assert done.returncode == 1
+        assert "error: cut.g2log" in done.stderr
+        assert done.stdout
+        assert whole.startswith(done.stdout)
+        assert len(done.stdout) < len(whole)
+
+    def test_a_run_with_a_crash_has_no_dynamo_lines(self, tmp_path: Path) -> None:
+        crash = REPO / "scenarios" / "library" / "faults-worker-crash.yaml"
+        assert run_cli(tmp_path, "run", crash, "--out", "run", "--quiet").returncode == 0
+        neutral = run_cli(tmp_path, "export", "run", "--kv-events", "neutral", "--out", "kv.jsonl")
+        assert neutral.returncode == 0
+        assert {"Left", "Joined"} < {
+            json.loads(line)["kind"] for line in (tmp_path / "kv.jsonl").read_text().splitlines()
+        }
+        assert run_cli(tmp_path, "validate", "kv.jsonl").returncode == 0
+        done = run_cli(tmp_path, "export", "run", "--kv-events", "dynamo", "--out", "dynamo.jsonl")
+        assert done.returncode == 2
+        assert "a worker crashes in this run" in done.stderr
+        assert not (tmp_path / "dynamo.jsonl").exists()
+
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            ([], "one of --prometheus and --parquet"),
-            (["--prometheus", "--parquet"], "one of --prometheus and --parquet"),
+            ([], "one of --prometheus, --parquet and --kv-events"),
+            (["--prometheus", "--parquet"], "one of --prometheus, --parquet and --kv-events"),
+            (["--prometheus", "--kv-events", "dynamo"], "one of --prometheus, --parquet and --kv-events"),
+            (["--kv-events", "vllm"], "'neutral', 'dynamo'"),
             (["--parquet"], "the folder to write"),
             (["--prometheus", "--out", "mine"], "exists already"),
             (["--parquet", "--out", "folder"], "exists already"),
@@ -210,7 +252,7 @@ class TestExport:
         hidden = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
         done = run_cli(tmp_path, "export", plain, "--parquet", "--out", "pq", environment=hidden)
         assert done.returncode == 2
-        assert "pip install 'g2sim[parquet]'" in done.stderr
+        assert "pip install '.[parquet]'" in done.stderr
 
 
 class TestDocs:

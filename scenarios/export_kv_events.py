@@ -1,0 +1,71 @@
+"""The KV events of a run as JSON lines, for indexes and checkers of other makes.
+
+Owns: how a run's workers and tiers are spelled in the two forms. Refuses to know: the forms themselves
+(``g2sim.actors.kv.wire_neutral`` and ``wire_dynamo``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from g2sim.actors.kv import wire_dynamo, wire_neutral
+from g2sim.actors.kv.wire import DEVICE, HOST, StreamEvent
+from g2sim.actors.kv.wire_neutral import Membership
+from g2sim.bus.errors import ConfigError, SimError
+from g2sim.bus.log import LogReader
+from g2sim.scenarios.run_folder import log_file
+from g2sim.scenarios.stream_sources import open_stream
+from g2sim.scenarios.validate import Bad
+
+FORMS: Final = ("neutral", "dynamo")
+_NEUTRAL_TIERS: Final = {DEVICE: "Device", HOST: "HostPinned"}
+
+
+def write_kv_events(run_path: Path, form: str, write: Callable[[str], object]) -> SimError | None:
+    """Write a line an event, in the order in which ranks published.
+
+    Neutral lines name workers as the log does, and say which left and joined. Dynamo's form numbers them: those of
+    the first role from 0, those of the second behind them.
+
+    Args:
+        form: one of ``FORMS``.
+        write: takes text.
+
+    Returns: what is wrong with a damaged log, after everything up to there has been written.
+    Raises: ConfigError for what is no run, or cannot be said in the form.
+    """
+    file = log_file(run_path)
+    with LogReader(file) as reader:
+        engine = (reader.header.scenario or {}).get("engine")
+    if engine is None:
+        raise ConfigError("", where=str(file), problem="this is no log of a run", allowed="a run folder or its log")
+    line_of = _neutral if form == "neutral" else _dynamo(engine["workers"])
+    source, items = open_stream(file)
+    for number, item in items:
+        if type(item) is Bad:
+            return SimError(f"{source.place(number)}: {item.problem}")
+        if isinstance(item, StreamEvent | Membership):
+            write(f"{line_of(item)}\n")
+    return None
+
+
+def _neutral(item: StreamEvent | Membership) -> str:
+    if isinstance(item, StreamEvent):
+        item = attrs.evolve(item, medium=None if item.medium is None else _NEUTRAL_TIERS[item.medium])
+    return wire_neutral.encode(item)
+
+
+def _dynamo(workers: dict[str, Any]) -> Callable[[StreamEvent | Membership], str]:
+    names = [f"{role}-{number}" for role, one in workers.items() for number in range(one["parallelism"]["replicas"])]
+    numbers = {name: number for number, name in enumerate(names)}
+
+    def line_of(item: StreamEvent | Membership) -> str:
+        if isinstance(item, Membership):
+            raise ConfigError("--kv-events", got="dynamo", problem="a worker crashes in this run", allowed="neutral")
+        return wire_dynamo.encode(attrs.evolve(item, worker_id=numbers[str(item.worker_id)]))
+
+    return line_of
