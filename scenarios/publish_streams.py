@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import attrs
+import msgspec
 
 from g2sim.actors.kv.wire import CLEARED, DEVICE, HOST, STORED, EngineFields, Hash, StreamEvent, WireError, tier_of
 from g2sim.actors.kv.wire_vllm import (
@@ -182,14 +183,14 @@ def _engine_event(event: StreamEvent, form: str, block_size: int) -> StreamEvent
     if event.kind == CLEARED and event.medium is not None and tier is not None:
         raise WireError("tier", "vLLM's form can only clear all tiers at once")
     if event.kind != STORED:
-        return attrs.evolve(event, medium=medium)
+        return msgspec.structs.replace(event, medium=medium)
     engine = event.engine or EngineFields()
     size = engine.block_size or block_size
     tokens = engine.token_ids
     if not tokens:
         known = event.tokens_hashes or tuple(map(_number, event.hashes))
         tokens = tuple(token for own in known for token in standin_tokens(own, size))
-    return attrs.evolve(event, medium=medium, more=(), engine=attrs.evolve(engine, token_ids=tokens, block_size=size))
+    return msgspec.structs.replace(event, medium=medium, more=(), engine=msgspec.structs.replace(engine, token_ids=tokens, block_size=size))
 
 
 def _number(hash_: Hash) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import attrs
+import msgspec
 
 # Imported for their events, whose schema a log is compared with.
 import g2sim.actors.host_pool.events
@@ -60,16 +61,22 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-_scan: Final[Callable[[str, int], tuple[Any, int]]] = json.JSONDecoder(  # type: ignore[attr-defined]
-    parse_constant=_refuse_constant
-).scan_once
+_careful: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+_quick: Final = msgspec.json.Decoder().decode
 
 
-def _parse(text: str) -> Any:
-    """The JSON value that a line is; quicker than ``json.loads``. Raises ValueError or RecursionError."""
-    text = text.strip()
+def _parse(line: bytes) -> Any:
+    """The JSON value that a line is. Raises ValueError or RecursionError.
+
+    What the quick reader refuses is read again: the careful one allows somewhat more, and says better what is wrong.
+    """
     try:
-        value, stop = _scan(text, 0)
+        return _quick(line)
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    text = line.decode().strip()
+    try:
+        value, stop = _careful.scan_once(text, 0)  # type: ignore[attr-defined]
     except StopIteration:
         raise ValueError("there is no value" if not text else "the value is not complete") from None
     if stop != len(text):
@@ -150,7 +157,7 @@ def _sniff(file: BinaryIO, path: Path) -> str:
                 raise ConfigError("", where=str(path), problem="the stream is empty")
             break
         try:
-            value = _parse(line.decode())
+            value = _parse(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
@@ -181,7 +188,7 @@ def _lines(file: BinaryIO, form: str) -> Iterator[Located]:
                     line = file.readline(MAX_LINE_BYTES)
                 continue
             try:
-                item = decode(_parse(line.decode()))
+                item = decode(_parse(line))
             except WireError as error:
                 yield number, Bad("KV001", str(error))
             except (ValueError, RecursionError) as error:

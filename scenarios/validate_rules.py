@@ -156,13 +156,17 @@ class Findings:
         self._keep = keep
         self._kept_of: Counter[str] = Counter()
 
-    def add(self, finding: Finding) -> None:
-        if finding.code not in self.codes:
-            return
-        self.counts[finding.code, finding.severity] += 1
-        if self._kept_of[finding.code] < self._keep:
-            self._kept_of[finding.code] += 1
-            self.kept.append(finding)
+    def counted(self, code: str, severity: Severity) -> bool:
+        """Count a finding. Whether it is also to be kept: what is not kept needs no text."""
+        if code not in self.codes:
+            return False
+        self.counts[code, severity] += 1
+        return self._kept_of[code] < self._keep
+
+    def keep(self, finding: Finding) -> None:
+        """Keep a finding that was ``counted``."""
+        self._kept_of[finding.code] += 1
+        self.kept.append(finding)
 
     def count(self, *severities: Severity) -> int:
         return sum(number for (_, severity), number in self.counts.items() if severity in severities)

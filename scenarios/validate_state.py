@@ -10,12 +10,13 @@ taken back; a gap older than that is given up. Memory is bounded by residency an
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat, takewhile
 from typing import Any, Final
 
 import attrs
+import msgspec
 
 from g2sim.actors.kv.wire import (
     CLEARED,
@@ -47,14 +48,13 @@ Entry = tuple[int | None, Hash | None, int, int]
 Report = Callable[[str, Place, StreamEvent | None, str, Severity | None], None]
 """Takes code, place, event, problem, and a severity when it is not the rule's own."""
 
-Contents = tuple[tuple[Any, ...], ...]
-"""What a delivery says of blocks, one entry an event."""
+Contents = tuple[Any, ...]
+"""What a delivery says of blocks: one entry an event, or the entry itself if there is one event."""
 
 Undo = list[tuple[dict[Any, Any], Any, Any]]
 
 
-@attrs.define(slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, gc=False):
     """Events that share one id: one event, or the batch of a vLLM publisher. ``tiers``: tier of each, None for all."""
 
     number: int
@@ -280,7 +280,7 @@ class RankState:
         if len(self._steps) + len(self._held) > WINDOW:
             self._emit(self._steps.popleft())
             oldest = self._steps[0].delivery.number
-            older = sum(1 for _ in itertools.takewhile(lambda gap: gap[1] < oldest, self.missing))
+            older = sum(1 for _ in takewhile(lambda gap: gap[1] < oldest, self.missing))
             if older:
                 self._give_up(older, f"no longer waited for after {WINDOW} later ones")
                 if not self.missing:
@@ -426,7 +426,8 @@ class RankState:
     def _stored(self, event: StreamEvent, tier: str, place: Place, undo: Undo | None, *, quiet: bool = False) -> None:
         hashes = hash_keys(event.hashes)
         parent = event.parent if event.parent is None else hash_key(event.parent)
-        if parent in hashes or (len(hashes) > 1 and len(set(hashes)) != len(hashes)):
+        distinct = set(hashes)
+        if parent in distinct or len(distinct) != len(hashes):
             what = "names one of its blocks as parent" if parent in hashes else "lists a block twice"
             self._find("KV402", place, event, f"the run {what}; refused")
             self._taint(f"a refused store at {place[1]}", place)
@@ -465,6 +466,37 @@ class RankState:
                     self._refuse("KV404", place, event, text)
                     return
         device = tier == DEVICE
+        if undo is None and blocks.keys().isdisjoint(distinct) and waiting.keys().isdisjoint(distinct):
+            # All are new, and nothing waits for one of them: what the other branch does, without a look at each.
+            places = repeat(None) if position is None else range(position, position + len(hashes))
+            above_hashes, counts = (parent, *hashes), ((1, 0) if device else (0, 1))
+            blocks.update(zip(hashes, zip(places, above_hashes, repeat(counts[0]), repeat(counts[1]))))
+            if position is None and hashes:
+                self._unplaced += len(hashes)
+                waiting.update(zip(hashes, zip(hashes[1:])))
+                if parent is not None:
+                    self._wait(parent, hashes[0], None)
+            added = len(hashes)
+        else:
+            added = self._stored_one_by_one(event, hashes, parent, position, device, place, undo)
+        self.copies[tier] += added
+        capacity = self._capacities.get(tier)
+        if capacity is not None and self.copies[tier] > capacity and tier not in self._over:
+            self._over.add(tier)
+            self._find("KV501", place, event, f"{tier} holds {self.copies[tier]} blocks, capacity {capacity}")
+
+    def _stored_one_by_one(
+        self,
+        event: StreamEvent,
+        hashes: tuple[Hash, ...],
+        parent: Hash | None,
+        position: int | None,
+        device: bool,
+        place: Place,
+        undo: Undo | None,
+    ) -> int:
+        """Store a run's blocks, of which some are resident, wait or are waited for. Returns how many copies came."""
+        blocks, waiting = self.blocks, self._waiting
         added = 0
         above_hash = parent
         for hash_ in hashes:
@@ -489,11 +521,7 @@ class RankState:
                 position += 1
             elif new[0] is not None:  # a block of the run has a place already, so those behind it have one too
                 position = new[0] + 1
-        self.copies[tier] += added
-        capacity = self._capacities.get(tier)
-        if capacity is not None and self.copies[tier] > capacity and tier not in self._over:
-            self._over.add(tier)
-            self._find("KV501", place, event, f"{tier} holds {self.copies[tier]} blocks, capacity {capacity}")
+        return added
 
     def _again(
         self,
@@ -542,24 +570,20 @@ class RankState:
 
     def _removed(self, event: StreamEvent, tier: str, place: Place, undo: Undo | None) -> None:
         blocks = self.blocks
-        device = tier == DEVICE
+        at = 2 if tier == DEVICE else 3
         gone = 0
         absent: list[Hash] = []
         for hash_ in hash_keys(event.hashes):
             old = blocks.get(hash_)
-            if old is None or not old[2 if device else 3]:
+            if old is None or not old[at]:
                 absent.append(hash_)
                 continue
             gone += 1
-            position, parent, on_device, on_host = old
-            if device:
-                on_device -= 1
-            else:
-                on_host -= 1
             if undo is not None:
                 undo.append((blocks, hash_, old))
-            if on_device or on_host:
-                blocks[hash_] = (position, parent, on_device, on_host)
+            position, parent, on_device, on_host = old
+            if on_device + on_host > 1:
+                blocks[hash_] = (position, parent, on_device - (at == 2), on_host - (at == 3))
                 continue
             del blocks[hash_]
             if position is None:
@@ -682,6 +706,6 @@ def _contents(delivery: Delivery) -> Contents:
     """What tells a repeat from a reused id. Tokens are left out: they follow from the hashes, and are long."""
     events = delivery.events
     if len(events) == 1:
-        event, _ = events[0]
-        return ((event.kind, event.medium, event.hashes, event.parent, event.position),)
+        event = events[0][0]
+        return (event.kind, event.medium, event.hashes, event.parent, event.position)
     return tuple([(event.kind, event.medium, event.hashes, event.parent, event.position) for event, _ in events])

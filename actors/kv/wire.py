@@ -14,7 +14,7 @@ import math
 import re
 from typing import Any, Final
 
-import attrs
+import msgspec
 
 from g2sim.bus.errors import SimError, shorten
 
@@ -101,9 +101,9 @@ class WireError(SimError):
         return WireError(f"{outer}.{self.place}" if self.place else outer, self.problem)
 
 
-# The values of this module are made by the million, and to freeze one doubles the time to make it; nobody changes them.
-@attrs.define(kw_only=True, slots=True, unsafe_hash=True)
-class EngineFields:
+# The values of this module are made by the million: a msgspec struct takes a fifth of the time that an attrs class does,
+# and without gc the collector need not look at it. No value holds itself.
+class EngineFields(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """What only an engine says of a stored run: its tokens, and what else is part of a block's identity.
 
     Attributes:
@@ -125,8 +125,7 @@ class EngineFields:
     locality: str | None = None
 
 
-@attrs.define(kw_only=True, slots=True, unsafe_hash=True)
-class StreamEvent:
+class StreamEvent(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """One KV event as its form says it.
 
     Attributes:
@@ -251,8 +250,7 @@ def frozen(value: Any, place: str, depth: int = 0) -> Any:
     raise WireError(place, f"got a {type(value).__qualname__}, which no form carries")
 
 
-@attrs.frozen(slots=True)
-class FrozenMap:
+class FrozenMap(msgspec.Struct, frozen=True):
     """A map inside a frozen value, in the order written."""
 
     items: tuple[tuple[str, Any], ...]

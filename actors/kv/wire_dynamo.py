@@ -9,6 +9,7 @@ Owns: the text, both ways. Refuses to know: files.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 from g2sim.actors.kv.wire import (
@@ -16,6 +17,7 @@ from g2sim.actors.kv.wire import (
     MAX_HASHES,
     REMOVED,
     STORED,
+    U64_MAX,
     StreamEvent,
     WireError,
     check_count,
@@ -27,6 +29,7 @@ from g2sim.bus.errors import shorten
 
 _OUTER: Final = frozenset(("worker_id", "storage_tier", "event"))
 _INNER: Final = frozenset(("event_id", "dp_rank", "data"))
+_INTEGERS: Final = frozenset((int,))
 
 
 def encode(event: StreamEvent) -> str:
@@ -73,7 +76,8 @@ def decode(value: Any) -> StreamEvent:
     if type(inner) is not dict:
         raise WireError("event", f"got {shorten(inner)}, allowed: an object")
     more = [(key, frozen(item, key[:40])) for key, item in value.items() if key not in _OUTER]
-    more += [(f"event.{key}", frozen(item, f"event.{key[:40]}")) for key, item in inner.items() if key not in _INNER]
+    if not inner.keys() <= _INNER:
+        more += [(f"event.{key}", frozen(inner[key], f"event.{key[:40]}")) for key in inner if key not in _INNER]
     worker = value.get("worker_id")
     if worker is not None:
         check_count(worker, "worker_id")
@@ -91,35 +95,51 @@ def decode(value: Any) -> StreamEvent:
         raise WireError("event.data", f"got {shorten(data)}, allowed: stored, removed or cleared")
     if "removed" in data:
         hashes = _array(body.get("block_hashes"), "event.data.removed.block_hashes")
-        for idx, item in enumerate(hashes):
-            check_count(item, f"event.data.removed.block_hashes[{idx}]")
+        if not _are_counts(hashes):
+            for idx, item in enumerate(hashes):
+                check_count(item, f"event.data.removed.block_hashes[{idx}]")
         return StreamEvent(kind=REMOVED, hashes=tuple(hashes), more=tuple(more), **common)
     if "stored" not in data:
         raise WireError("event.data", f"got {shorten(data)}, allowed: stored, removed or cleared")
     place = "event.data.stored"
     blocks = _array(body.get("blocks"), f"{place}.blocks")
-    made: list[int] = []
-    tokens: list[int] = []
-    infos: list[Any] = []
-    for idx, block in enumerate(blocks):
-        if type(block) is not dict:
-            raise WireError(f"{place}.blocks[{idx}]", f"got {shorten(block)}, allowed: an object")
-        made.append(check_count(block.get("block_hash"), f"{place}.blocks[{idx}].block_hash"))
-        tokens.append(check_count(block.get("tokens_hash"), f"{place}.blocks[{idx}].tokens_hash"))
-        infos.append(frozen(block.get("mm_extra_info"), f"{place}.blocks[{idx}].mm_extra_info"))
-    if any(info is not None for info in infos):
-        more.append(("mm_extra_info", tuple(infos)))
+    made, tokens, infos = _columns(blocks, f"{place}.blocks")
+    if infos is not None:
+        more.append(("mm_extra_info", infos))
     parent, position = body.get("parent_hash"), body.get("start_position")
     return StreamEvent(
         kind=STORED,
-        hashes=tuple(made),
-        tokens_hashes=tuple(tokens),
+        hashes=made,
+        tokens_hashes=tokens,
         parent=None if parent is None else check_count(parent, f"{place}.parent_hash"),
         position=None if position is None else check_count(position, f"{place}.start_position", limit=2**32 - 1),
         root=parent is None,
         more=tuple(more),
         **common,
     )
+
+
+def _columns(blocks: list[Any], place: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...] | None]:
+    """Hashes, tokens hashes and multimodal information of a stored run's blocks; None if no block has the last."""
+    if all([type(block) is dict for block in blocks]):
+        made = tuple([block.get("block_hash") for block in blocks])
+        tokens = tuple([block.get("tokens_hash") for block in blocks])
+        bare = [block.get("mm_extra_info") for block in blocks].count(None) == len(blocks)
+        if bare and _are_counts(made) and _are_counts(tokens):
+            return made, tokens, None
+    infos: list[Any] = []
+    for idx, block in enumerate(blocks):
+        if type(block) is not dict:
+            raise WireError(f"{place}[{idx}]", f"got {shorten(block)}, allowed: an object")
+        check_count(block.get("block_hash"), f"{place}[{idx}].block_hash")
+        check_count(block.get("tokens_hash"), f"{place}[{idx}].tokens_hash")
+        infos.append(frozen(block.get("mm_extra_info"), f"{place}[{idx}].mm_extra_info"))
+    return made, tokens, tuple(infos)
+
+
+def _are_counts(values: Sequence[Any]) -> bool:
+    """Whether all are integers of 0 .. 2**64 - 1."""
+    return not values or (_INTEGERS.issuperset(map(type, values)) and min(values) >= 0 and max(values) <= U64_MAX)
 
 
 def _array(value: Any, place: str) -> list[Any]:

@@ -6,11 +6,11 @@ import json
 import struct
 from typing import Any
 
-import attrs
 import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from g2sim.actors.kv import wire_dynamo, wire_neutral
 from g2sim.actors.kv.wire import (
@@ -111,7 +111,7 @@ def test_vllm_batches_come_back_as_they_were(shape: Shape) -> None:
     @settings(max_examples=150, deadline=None)
     @given(st.lists(vllm_events(shape), max_size=3), st.floats(0, 2e9), SMALL)
     def check(events: list[StreamEvent], ts_s: float, rank: int | None) -> None:
-        placed = tuple(attrs.evolve(event, dp_rank=rank, event_id=9, ts_ms=ts_s * 1000.0) for event in events)
+        placed = tuple(replace(event, dp_rank=rank, event_id=9, ts_ms=ts_s * 1000.0) for event in events)
         batch = Batch(ts_s=ts_s, events=placed, dp_rank=rank)
         payload = encode_batch(batch, shape)
         assert decode_batch(payload, event_id=9) == batch
@@ -275,7 +275,7 @@ def test_frames_of_live_messages_requests_and_answers() -> None:
     end = Message(topic=b"", sequence=0, payload=b"", end=True)
     assert replay_answer(end, ReplayLayout.SEQ) == [b"", b"\xff" * 8, b""]
     assert read_replay_answer(replay_answer(end, ReplayLayout.TOPIC)) == end
-    assert read_replay_answer(replay_answer(message, ReplayLayout.SEQ)) == attrs.evolve(message, topic=None)
+    assert read_replay_answer(replay_answer(message, ReplayLayout.SEQ)) == replace(message, topic=None)
 
 
 @pytest.mark.parametrize("frames", [[], [b"", b"1", b""], [b"t", b"12345678"], [b"x" * 9999, b"12345678", b""]])
@@ -313,16 +313,16 @@ def neutral_lines(draw: st.DrawFn) -> wire_neutral.Line:
         more=draw(beyond()),
     )
     if kind != CLEARED:
-        event = attrs.evolve(event, hashes=draw(ANY_HASH))
+        event = replace(event, hashes=draw(ANY_HASH))
     if kind in (STORED, "snapshot"):
         parent, position = draw(st.none() | U64 | RAW | HEX), draw(SMALL)
-        event = attrs.evolve(event, parent=parent, position=position, root=parent is None and position == 0)
-        event = attrs.evolve(event, tokens_hashes=draw(st.lists(U64, max_size=3).map(tuple)))
+        event = replace(event, parent=parent, position=position, root=parent is None and position == 0)
+        event = replace(event, tokens_hashes=draw(st.lists(U64, max_size=3).map(tuple)))
         if draw(st.booleans()):
-            event = attrs.evolve(event, engine=EngineFields(token_ids=draw(TOKENS), block_size=draw(SMALL)))
+            event = replace(event, engine=EngineFields(token_ids=draw(TOKENS), block_size=draw(SMALL)))
     if kind == "snapshot":
         last, rank = draw(U64), draw(st.integers(0, 3))
-        run = attrs.evolve(event, event_id=last, dp_rank=rank, ts_ms=None, replayed=True)
+        run = replace(event, event_id=last, dp_rank=rank, ts_ms=None, replayed=True)
         return Snapshot(worker_id=worker, dp_rank=rank, last_event_id=last, runs=(run,))
     return event
 
