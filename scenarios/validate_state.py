@@ -11,7 +11,7 @@ taken back; a gap older than that is given up. Memory is bounded by residency an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat, takewhile
 from typing import Any, Final
 
@@ -43,7 +43,8 @@ Place = tuple[Any, int]
 """Source and line or record in it."""
 
 Entry = tuple[int | None, Hash | None, int, int]
-"""Position in blocks, parent, copies on the device, copies on the host. Replaced, never changed."""
+"""Position in blocks, parent while there is no position, copies on the device, copies on the host. Replaced, never
+changed, so that equal ones can be shared."""
 
 Report = Callable[[str, Place, StreamEvent | None, str, Severity | None], None]
 """Takes code, place, event, problem, and a severity when it is not the rule's own."""
@@ -468,10 +469,11 @@ class RankState:
         device = tier == DEVICE
         if undo is None and blocks.keys().isdisjoint(distinct) and waiting.keys().isdisjoint(distinct):
             # All are new, and nothing waits for one of them: what the other branch does, without a look at each.
-            places = repeat(None) if position is None else range(position, position + len(hashes))
-            above_hashes, counts = (parent, *hashes), ((1, 0) if device else (0, 1))
-            blocks.update(zip(hashes, zip(places, above_hashes, repeat(counts[0]), repeat(counts[1]))))
-            if position is None and hashes:
+            if position is not None:
+                blocks.update(zip(hashes, _placed(position, len(hashes), device)))
+            elif hashes:
+                counts = (1, 0) if device else (0, 1)
+                blocks.update([(own, (None, above, *counts)) for own, above in zip(hashes, (parent, *hashes))])
                 self._unplaced += len(hashes)
                 waiting.update(zip(hashes, zip(hashes[1:])))
                 if parent is not None:
@@ -502,7 +504,8 @@ class RankState:
         for hash_ in hashes:
             old = blocks.get(hash_)
             if old is None:
-                new: Entry = (position, above_hash, 1, 0) if device else (position, above_hash, 0, 1)
+                above = above_hash if position is None else None
+                new: Entry = (position, above, 1, 0) if device else (position, above, 0, 1)
                 added += 1
                 if position is None:
                     self._unplaced += 1
@@ -548,7 +551,9 @@ class RankState:
             if old_parent is not None:
                 self._unwait(old_parent, hash_, undo)
             self._wait(parent, hash_, undo)
-        if parent is not None:
+        if old_position is not None:
+            old_parent = None
+        elif parent is not None:
             old_parent = parent
         if (on_device if device else on_host) and not self._counted:
             tier = DEVICE if device else HOST
@@ -569,11 +574,38 @@ class RankState:
             self._mark(place)
 
     def _removed(self, event: StreamEvent, tier: str, place: Place, undo: Undo | None) -> None:
+        hashes = hash_keys(event.hashes)
+        if undo is None and self._dropped(hashes, tier == DEVICE):
+            gone, absent = len(hashes), []
+        else:
+            gone, absent = self._removed_one_by_one(hashes, 2 if tier == DEVICE else 3, undo)
+        self.copies[tier] -= gone
+        if absent:
+            severity = None if self.exact else Severity.NOTE
+            names = ", ".join(map(show, absent[:5])) + (", ..." if len(absent) > 5 else "")
+            for _ in absent[:-1]:  # one finding a block in the count, one text for all
+                self._find("KV302", place, event, f"not resident on {tier}: {names}", severity)
+            self._find("KV302", place, event, f"not resident on {tier}: {names}", severity)
+        if self._over and self.copies[tier] <= self._capacities.get(tier, 0):
+            self._over.discard(tier)
+
+    def _dropped(self, hashes: tuple[Hash, ...], device: bool) -> bool:
+        """Remove blocks, provided that all have a place and no other copy. Whether that was so; otherwise all stay."""
         blocks = self.blocks
-        at = 2 if tier == DEVICE else 3
+        olds = list(map(blocks.pop, hashes, repeat(None)))
+        counts = (1, 0) if device else (0, 1)
+        for old in olds:
+            if old is None or old[0] is None or old[2:] != counts:
+                blocks.update([(hash_, old) for hash_, old in zip(hashes, olds, strict=True) if old is not None])
+                return False
+        return True
+
+    def _removed_one_by_one(self, hashes: tuple[Hash, ...], at: int, undo: Undo | None) -> tuple[int, list[Hash]]:
+        """Remove a copy of each block from the tier at ``at`` in entries. Returns how many, and which are not there."""
+        blocks = self.blocks
         gone = 0
         absent: list[Hash] = []
-        for hash_ in hash_keys(event.hashes):
+        for hash_ in hashes:
             old = blocks.get(hash_)
             if old is None or not old[at]:
                 absent.append(hash_)
@@ -590,15 +622,7 @@ class RankState:
                 self._unplaced -= 1
                 if parent is not None:
                     self._unwait(parent, hash_, undo)
-        self.copies[tier] -= gone
-        if absent:
-            severity = None if self.exact else Severity.NOTE
-            names = ", ".join(map(show, absent[:5])) + (", ..." if len(absent) > 5 else "")
-            for _ in absent[:-1]:  # one finding a block in the count, one text for all
-                self._find("KV302", place, event, f"not resident on {tier}: {names}", severity)
-            self._find("KV302", place, event, f"not resident on {tier}: {names}", severity)
-        if self._over and self.copies[tier] <= self._capacities.get(tier, 0):
-            self._over.discard(tier)
+        return gone, absent
 
     def _cleared(self, event: StreamEvent, tier: str | None, place: Place, undo: Undo | None, number: int) -> None:
         if tier is None:
@@ -669,9 +693,26 @@ class RankState:
                 old = self.blocks[child]
                 if undo is not None:
                     undo.append((self.blocks, child, old))
-                self.blocks[child] = (at + 1, *old[1:])
+                self.blocks[child] = (at + 1, None, *old[2:])
                 self._unplaced -= 1
                 todo.append((child, at + 1))
+
+
+_SHARED: Final[tuple[list[Entry], list[Entry]]] = ([], [])
+_MOST_SHARED: Final = 65_536
+
+
+def _placed(position: int, count: int, device: bool) -> Iterable[Entry]:
+    """Entries of ``count`` blocks from ``position`` on, with one copy each on a tier.
+
+    Those of usual positions are made once: nearly all blocks have such an entry, and it is larger than their hash.
+    """
+    known, stop = _SHARED[device], position + count
+    if stop > _MOST_SHARED:
+        return zip(range(position, stop), repeat(None), repeat(int(device)), repeat(int(not device)))
+    if stop > len(known):
+        known += [(at, None, int(device), int(not device)) for at in range(len(known), stop)]
+    return known[position:stop]
 
 
 def show(value: Hash) -> str:

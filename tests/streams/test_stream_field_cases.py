@@ -94,7 +94,7 @@ def test_f08_an_unplaced_host_run_takes_its_place_from_the_device_chain() -> Non
 def test_f09_a_store_after_a_removal_in_one_tick_counts() -> None:
     steps = Steps("f09").take()
     assert steps.resident(HOST) == {8, 9}
-    assert steps.validator.state("w0").blocks[9] == (1, 8, 0, 1)
+    assert steps.validator.state("w0").blocks[9] == (1, None, 0, 1)
     assert steps.match([8, 9]) == 2
     assert steps.codes() == []
 
