@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import enum
 import json
-from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import eq
 from typing import Any, Final
 
 import attrs
 import msgspec
-from xxhash import xxh3_64_intdigest
-
-from g2sim.actors.kv.blocks import HASH_SEED, sequence_hash
+from g2sim.actors.kv.blocks import sequence_hash, tokens_hashes
 from g2sim.actors.kv.wire import (
     CLEARED,
     DEVICE,
@@ -27,6 +24,7 @@ from g2sim.actors.kv.wire import (
     HOST,
     MODELLED_TIERS,
     OTHER,
+    REMOVED,
     STORED,
     TIERS,
     Hash,
@@ -257,24 +255,18 @@ class Validator:
         """Take one item; ``place`` is its line or record."""
         self.items += 1
         self._place = where = (self._source, place)
-        if isinstance(item, StreamEvent):
-            self._event(where, item)
-        elif isinstance(item, LogRecord):
-            if self._pools is not None:
-                self._pools.feed(where, item.tag, item.values)
-        elif isinstance(item, BatchArrived):
-            self._batch(where, item)
-        elif isinstance(item, StreamEnded):
-            for key in item.ranks:
-                self._ranks[key].tail_confirmed = item.tail_confirmed
-        elif isinstance(item, Membership):
-            self._membership(where, item)
-        elif isinstance(item, Snapshot):
-            self._snapshot(where, item)
-        elif isinstance(item, LogSettings):
-            self._set(item)
-        elif isinstance(item, Bad):
-            self._say(item.code, where, None, None, item.problem)
+        _TAKE[type(item)](self, where, item)
+
+    def _log_record(self, where: Place, item: LogRecord) -> None:
+        if self._pools is not None:
+            self._pools.feed(where, item.tag, item.values)
+
+    def _ended(self, where: Place, item: StreamEnded) -> None:
+        for key in item.ranks:
+            self._ranks[key].tail_confirmed = item.tail_confirmed
+
+    def _bad(self, where: Place, item: Bad) -> None:
+        self._say(item.code, where, None, None, item.problem)
 
     # -- output
 
@@ -339,34 +331,12 @@ class Validator:
         self, where: Place, key: tuple[str | int, int], rank: _Rank, event: StreamEvent
     ) -> tuple[tuple[StreamEvent, str | None], ...]:
         """The event with its tier, or nothing if it is set aside. Its id counts in either case."""
-        kind = event.kind
-        if kind == OTHER:
-            self.tiers[f"set aside: tag {shorten(event.tag, 40)}"] += 1
-            if event.tag != "Ignored":
-                self._say("KV005", where, key, event, f"tag {shorten(event.tag, 40)} is not known; set aside")
-            return ()
-        medium = event.medium
-        tier = None if kind == CLEARED and medium is None else self._table.get(medium)
-        if tier is None and not (kind == CLEARED and medium is None):
-            self.tiers[f"set aside: medium {shorten(medium, 40)}"] += 1
-            self._say("KV201", where, key, event, f"medium {shorten(medium, 40)} is not in the table; set aside")
-            return ()
-        if kind == CLEARED and self._source.form == "dynamo":
-            tier = None  # Dynamo's cleared drops the worker on every tier, whatever tier is written beside it
-        if tier is not None and tier not in MODELLED_TIERS:
-            self.tiers[f"set aside: medium {shorten(medium, 40)}"] += 1
-            self._say("KV202", where, key, event, f"tier {tier} is not followed; set aside")
-            return ()
-        if kind == CLEARED:
-            self.tiers["cleared"] += 1
-            return ((event, tier),)
-        engine = event.engine
-        if event.group_idx or (engine is not None and engine.locality not in (None, "LOCAL")):
-            what = f"group {event.group_idx}" if event.group_idx else f"locality {engine.locality if engine else ''}"
-            self.tiers[f"set aside: {what}"] += 1
-            self._say("KV203", where, key, event, f"{what}; set aside")
-            return ()
-        self.tiers[tier or DEVICE] += 1
+        kind, engine = event.kind, event.engine
+        tier = self._table.get(event.medium)
+        remote = engine is not None and engine.locality is not None and engine.locality != "LOCAL"
+        if tier not in MODELLED_TIERS or kind not in (STORED, REMOVED) or event.group_idx or remote:
+            return self._cleared_or_aside(where, key, event, tier)
+        self.tiers[tier] += 1
         if not rank.kinds.issuperset(map(type, event.hashes)):
             rank.kinds.update(map(type, event.hashes))
             if len(rank.kinds) > 1:
@@ -382,6 +352,36 @@ class Validator:
                 self._check_content(where, key, event)
         return ((event, tier),)
 
+    def _cleared_or_aside(
+        self, where: Place, key: tuple[str | int, int], event: StreamEvent, tier: str | None
+    ) -> tuple[tuple[StreamEvent, str | None], ...]:
+        """A clear with its tier, None for all; or nothing, because the event is set aside."""
+        kind, medium, engine = event.kind, event.medium, event.engine
+        if kind == OTHER:
+            self.tiers[f"set aside: tag {shorten(event.tag, 40)}"] += 1
+            if event.tag != "Ignored":
+                self._say("KV005", where, key, event, f"tag {shorten(event.tag, 40)} is not known; set aside")
+            return ()
+        if kind == CLEARED and medium is None:
+            tier = None
+        elif tier is None:
+            self.tiers[f"set aside: medium {shorten(medium, 40)}"] += 1
+            self._say("KV201", where, key, event, f"medium {shorten(medium, 40)} is not in the table; set aside")
+            return ()
+        if kind == CLEARED and self._source.form == "dynamo":
+            tier = None  # Dynamo's cleared drops the worker on every tier, whatever tier is written beside it
+        if tier is not None and tier not in MODELLED_TIERS:
+            self.tiers[f"set aside: medium {shorten(medium, 40)}"] += 1
+            self._say("KV202", where, key, event, f"tier {tier} is not followed; set aside")
+            return ()
+        if kind == CLEARED:
+            self.tiers["cleared"] += 1
+            return ((event, tier),)
+        what = f"group {event.group_idx}" if event.group_idx else f"locality {engine.locality if engine else ''}"
+        self.tiers[f"set aside: {what}"] += 1
+        self._say("KV203", where, key, event, f"{what}; set aside")
+        return ()
+
     def _rank(self, where: Place, key: tuple[str | int, int], event: StreamEvent | None) -> _Rank:
         rank = self._ranks.get(key)
         if rank is None:
@@ -390,6 +390,9 @@ class Validator:
             self._say("KV613", where, key, event, "the worker has left and has not joined again; taken as joined")
             self._start_anew(key, rank)
         return rank
+
+    def _log_settings(self, _where: Place, settings: LogSettings) -> None:
+        self._set(settings)
 
     def _set(self, settings: LogSettings) -> None:
         """What a log's header says holds for that log only."""
@@ -487,9 +490,7 @@ class Validator:
             size, tokens = engine.block_size or 0, engine.token_ids
             named = engine.lora_id is not None or engine.lora_name is not None
             if tokens and size:
-                data = array("I", tokens).tobytes()
-                step = 4 * size
-                hashed = [xxh3_64_intdigest(data[at : at + step], HASH_SEED) for at in range(0, len(data), step)]
+                hashed = tokens_hashes(tokens, size)
                 if len(tokens) != size * len(event.hashes):
                     text = f"{len(tokens)} token ids for {len(event.hashes)} blocks of {size}"
                     self._say("KV905", where, key, event, text)
@@ -600,6 +601,18 @@ class Validator:
             gaps=state.open_gaps(),
             changes=changes,
         )
+
+
+_TAKE: Final[dict[type, Callable[[Validator, Place, Any], None]]] = {
+    StreamEvent: Validator._event,
+    LogRecord: Validator._log_record,
+    BatchArrived: Validator._batch,
+    StreamEnded: Validator._ended,
+    Membership: Validator._membership,
+    Snapshot: Validator._snapshot,
+    LogSettings: Validator._log_settings,
+    Bad: Validator._bad,
+}
 
 
 def report_value(validator: Validator, verdicts: Sequence[Verdict], version: str) -> dict[str, Any]:
