@@ -9,14 +9,12 @@ stream without tokens and tokens hashes (neutral lines may have neither) is inde
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
-from xxhash import xxh3_64_intdigest
 
-from g2sim.actors.kv.blocks import HASH_SEED
+from g2sim.actors.kv.blocks import multimodal_hash, namespace_seed, tokens_hashes
 from g2sim.actors.kv.wire import (
     CLEARED,
     DEVICE,
@@ -24,16 +22,20 @@ from g2sim.actors.kv.wire import (
     OTHER,
     STORED,
     TIERS,
+    U64_MAX,
     Hash,
     StreamEvent,
     hash_key,
     hash_keys,
+    thawed,
 )
 from g2sim.actors.router.index import DeviceIndex, HostIndex, bits
 from g2sim.bus.errors import shorten
 from g2sim.scenarios.validate_state import Place, show
 
 MAX_RANKS: Final = 256
+SALT_MEMORY: Final = 1_000_000
+"""Most salted blocks of a rank that are remembered."""
 RankKey = tuple[str | int, int]
 
 Say = Callable[[str, Place, RankKey | None, StreamEvent | None, str], None]
@@ -61,14 +63,42 @@ class Known:
 
 
 class _Rank:
-    """``place`` in the index; ``last``: number of the last batch; ``kinds``: group -> attention, told by stores."""
+    """``place`` in the index; ``last``: number of the last batch; ``kinds``: group -> attention, told by stores.
 
-    __slots__ = ("kinds", "last", "place")
+    ``salts``: cache salt of the blocks that have one, for children that do not say theirs; None if it had two, which
+    only a clear forgets. Emptied when it is full.
+    """
+
+    __slots__ = ("kinds", "last", "place", "salts")
 
     def __init__(self, place: int) -> None:
         self.place = place
         self.last = -1
         self.kinds: dict[int, str] = {}
+        self.salts: dict[Hash, str | None] = {}
+
+    def salt_of(self, event: StreamEvent, hashes: tuple[Hash, ...]) -> str | None:
+        """Cache salt of a stored run, "" for none; None if it should be its parent's, which had two."""
+        salt: str | None = _own_salt(event) or ""
+        salts = self.salts
+        if not salt and salts and event.parent is not None:
+            salt = salts.get(hash_key(event.parent), "")
+        if salt:
+            if len(salts) > SALT_MEMORY:
+                salts.clear()
+            for hash_ in hashes:
+                if salts.setdefault(hash_, salt) != salt:
+                    salts[hash_] = None
+        elif salt is not None and salts:
+            salts.update(dict.fromkeys(salts.keys() & hashes))
+        return salt
+
+    def forget_salts(self, hashes: tuple[Hash, ...]) -> None:
+        """Blocks were removed, from whichever tier."""
+        if self.salts:
+            for hash_ in hashes:
+                if self.salts.get(hash_) is not None:
+                    del self.salts[hash_]
 
 
 class DynamoView:
@@ -152,6 +182,7 @@ class DynamoView:
     def _clear(self, rank: _Rank) -> None:
         self.device.clear(rank.place)
         self.host.clear(rank.place)
+        rank.salts.clear()
 
     def _apply(self, where: Place, key: RankKey, rank: _Rank, event: StreamEvent, form: str) -> None:
         if event.kind == CLEARED:
@@ -168,7 +199,9 @@ class DynamoView:
         if event.kind == STORED:
             if tier in (DEVICE, HOST):
                 self._store(where, key, rank, event, hashes, tier == DEVICE)
-        elif tier == HOST:
+            return
+        rank.forget_salts(hashes)
+        if tier == HOST:
             self.host.remove(rank.place, hashes)
         elif tier == DEVICE:
             known = self.device.hashes(rank.place)
@@ -178,7 +211,12 @@ class DynamoView:
                 self._say("KV955", where, key, event, f"{below} blocks below are forgotten with it")
 
     def _store(self, where: Place, key: RankKey, rank: _Rank, event: StreamEvent, hashes: Any, on_device: bool) -> None:
-        own = _local_hashes(event)
+        salt = rank.salt_of(event, hashes)
+        if salt is None:
+            text = f"parent {show(event.parent or 0)} has had two cache salts: dropped before the index"
+            self._say("KV954", where, key, event, text)
+            return
+        own = _local_hashes(event, salt)
         if len(own) < len(hashes):
             text = f"tokens for {len(own)} of {len(hashes)} blocks: the rest is dropped"
             self._say("KV954", where, key, event, text)
@@ -219,36 +257,54 @@ def _poison(event: StreamEvent) -> str | None:
     """What in an event makes Dynamo drop its whole batch."""
     if event.kind == OTHER and event.tag != "Ignored":
         return f"tag {shorten(event.tag, 40)}"
+    if not isinstance(_own_salt(event), str | None):
+        return "a cache salt that is no text"
     hashes: tuple[Hash, ...] = event.hashes if event.parent is None else (*event.hashes, event.parent)
     if any(type(item) is not int for item in hashes):
         return "a hash that is not an integer"
     return None
 
 
-def _local_hashes(event: StreamEvent) -> list[int]:
-    """The hash of each block's own content, as far as there are tokens for it."""
+def _local_hashes(event: StreamEvent, salt: str | None) -> list[int]:
+    """The hash of each block's own content, as far as there are tokens for it.
+
+    Adapter id and extra keys do not matter: the reference looks at the adapter's name, the salt and multimodal
+    information alone (tests/oracle/salted_hashes.json).
+    """
     engine = event.engine
     if event.tokens_hashes:
         return list(event.tokens_hashes[: len(event.hashes)])
     if engine is None:
         return [item for item in hash_keys(event.hashes) if isinstance(item, int)]
-    size = engine.block_size or 0
+    size, tokens = engine.block_size or 0, engine.token_ids
     if not size:
         return []
-    data = array("I", engine.token_ids).tobytes()
-    step = 4 * size
-    count = min(len(event.hashes), len(data) // step)
-    extra = engine.extra_keys or ()
-    named = (
-        repr((engine.lora_id, engine.lora_name)).encode() if (engine.lora_id, engine.lora_name) != (None, None) else b""
-    )
-    # The reference's salted hashes are not known here; any other value keeps salted blocks apart from plain ones.
+    count = min(len(event.hashes), len(tokens) // size)
+    seed = namespace_seed(engine.lora_name, salt)
+    hashes = tokens_hashes(tokens[: count * size], size, seed)
+    for idx, objects in enumerate(_mm_hashes(event)[:count]):
+        if objects:
+            hashes[idx] = multimodal_hash(tokens[idx * size : (idx + 1) * size], objects, seed)
+    return hashes
+
+
+def _own_salt(event: StreamEvent) -> Any:
+    return dict(event.more).get("cache_salt") if event.more else None
+
+
+def _mm_hashes(event: StreamEvent) -> list[list[int]]:
+    """Hashes of the multimodal objects in each block; what is not written as the reference does is left out."""
+    infos = thawed(dict(event.more).get("block_mm_infos")) if event.more else None
+    if not isinstance(infos, list):
+        return []
+    rows = [info.get("mm_objects") if isinstance(info, dict) else None for info in infos]
     return [
-        xxh3_64_intdigest(
-            data[at * step : (at + 1) * step]
-            + named
-            + (repr(extra[at]).encode() if at < len(extra) and extra[at] else b""),
-            HASH_SEED,
-        )
-        for at in range(count)
+        [own["mm_hash"] for own in row if isinstance(own, dict) and _is_u64(own.get("mm_hash"))]
+        if isinstance(row, list)
+        else []
+        for row in rows
     ]
+
+
+def _is_u64(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= U64_MAX

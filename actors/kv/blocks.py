@@ -28,16 +28,35 @@ def tokens_hash(token_bytes: bytes) -> int:
     return xxh3_64_intdigest(token_bytes, HASH_SEED)
 
 
-def tokens_hashes(token_ids: Sequence[int], block_size_tokens: int) -> list[int]:
+def namespace_seed(lora_name: str | None, cache_salt: str | None) -> int:
+    """Seed of the tokens hashes of an adapter's and a cache salt's blocks; ``HASH_SEED`` without either.
+
+    Source: recordings of the reference, tests/oracle/salted_hashes.json.
+    """
+    seed = HASH_SEED
+    if lora_name:
+        seed += xxh3_64_intdigest(lora_name.encode(errors="surrogatepass"), 0)
+    if cache_salt:
+        seed += xxh3_64_intdigest(cache_salt.encode(errors="surrogatepass"), 1)
+    return seed & 0xFFFFFFFFFFFFFFFF
+
+
+def tokens_hashes(token_ids: Sequence[int], block_size_tokens: int, seed: int = HASH_SEED) -> list[int]:
     """Hash of each block's token ids; the last one's of fewer tokens, if they do not fill it. Ids are 0 .. 2**32 - 1."""
     data, step = array("I", token_ids).tobytes(), 4 * block_size_tokens
     whole = len(data) // step * step
     # Without a Python step for each block: this is most of the work for an engine's event.
     parts = chain.from_iterable(struct.iter_unpack(f"{step}s", data[:whole]))
-    hashes = list(map(xxh3_64_intdigest, parts, repeat(HASH_SEED)))
+    hashes = list(map(xxh3_64_intdigest, parts, repeat(seed)))
     if whole < len(data):
-        hashes.append(xxh3_64_intdigest(data[whole:], HASH_SEED))
+        hashes.append(xxh3_64_intdigest(data[whole:], seed))
     return hashes
+
+
+def multimodal_hash(token_ids: Sequence[int], mm_hashes: Sequence[int], seed: int = HASH_SEED) -> int:
+    """Hash of one block that shows multimodal objects, given by their 64-bit hashes."""
+    objects = array("Q", sorted(mm_hashes))
+    return xxh3_64_intdigest(array("I", token_ids).tobytes() + objects.tobytes(), seed)
 
 
 def sequence_hash(parent_hash: int | None, own_tokens_hash: int) -> int:
