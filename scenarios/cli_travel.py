@@ -86,12 +86,11 @@ def events(
 
     Example: g2sim events runs/demo --topic RequestAdmitted --request 3
     """
-    from g2sim.bus.log import LogReader
     from g2sim.scenarios.event_filter import EventFilter
     from g2sim.scenarios.records import numbered, record_value
-    from g2sim.scenarios.run_folder import log_file
+    from g2sim.scenarios.run_log import open_run
 
-    with LogReader(log_file(run_path)) as reader:
+    with open_run(run_path) as reader:
         wanted = EventFilter.of(reader.header.scenario, topic, worker, request, since_ms, until_ms)
         for one in numbered(reader):
             if wanted.is_past(one.record):

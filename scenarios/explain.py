@@ -34,10 +34,9 @@ from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.worker.events import PassEnded, RequestAdmitted, RequestEnded, RequestPreempted, RequestQueued
 from g2sim.bus.errors import ConfigError, LogDamaged, close_to
 from g2sim.bus.events import Record
-from g2sim.bus.log import LogReader
 from g2sim.scenarios import events as _events_of_runs  # noqa: F401  (a reader knows the events that are imported)
 from g2sim.scenarios.request_rows import POOL_OF_ROLE
-from g2sim.scenarios.run_folder import log_file
+from g2sim.scenarios.run_log import open_run
 from g2sim.scenarios.schema import Scenario
 
 SCHEMA = "g2sim.explain/1"
@@ -122,7 +121,7 @@ def explain_request(path: Path, wanted: str) -> tuple[Explanation, LogDamaged | 
     Raises: ConfigError if there is no log or no such request; LogDamaged if not even its header can be read.
     """
     damage: LogDamaged | None = None
-    with LogReader(log_file(path)) as reader:
+    with open_run(path) as reader:
         scenario = Scenario.from_resolved(reader.header.scenario)
         fold = _ExplainFold(scenario, wanted)
         try:

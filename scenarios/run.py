@@ -28,13 +28,14 @@ from g2sim.bus.drivers import InlineDriver, TrioDriver
 from g2sim.bus.errors import ConfigError, InvariantViolation, LogDamaged, OutputFailed, SimError
 from g2sim.bus.events import BY_TAG, Record
 from g2sim.bus.kernel import Kernel
-from g2sim.bus.log import LogReader, LogWriter
+from g2sim.bus.log import LogWriter
 from g2sim.scenarios.deployment import RUN_SOURCE, build_cluster
 from g2sim.scenarios.events import RunStarted
 from g2sim.scenarios.pass_times import open_pass_times
 from g2sim.scenarios.policy_source import find_policy
 from g2sim.scenarios.report import Report, ReportFold, RunInfo, report_text, row_text
-from g2sim.scenarios.run_folder import LOG_NAME, REPORT_NAME, ROWS_NAME, log_file
+from g2sim.scenarios.run_folder import LOG_NAME, REPORT_NAME, ROWS_NAME
+from g2sim.scenarios.run_log import open_run
 from g2sim.scenarios.schema import Scenario
 from g2sim.scenarios.script import Script, ScriptActor, ScriptedCluster
 from g2sim.scenarios.state_fold import Verifier
@@ -187,7 +188,7 @@ class LogReport:
 
 def scenario_of_log(path: Path) -> Scenario:
     """What was run, from the header of the log that ``path`` means. Raises: as ``report_of_log``."""
-    with LogReader(log_file(path)) as reader:
+    with open_run(path) as reader:
         return Scenario.from_resolved(reader.header.scenario)
 
 
@@ -205,7 +206,7 @@ def report_of_log(
     Raises: ConfigError if there is no log at ``path``; LogDamaged if not even its header can be read.
     """
     damage: LogDamaged | None = None
-    with LogReader(log_file(path)) as reader:
+    with open_run(path) as reader:
         header = reader.header
         scenario = Scenario.from_resolved(header.scenario)
         fold = ReportFold(_run_info(scenario, header.seed, header.version), on_row)

@@ -18,6 +18,7 @@ from g2sim.bus.log import LogReader
 from g2sim.scenarios.records import Numbered, chain_of, record_value
 from g2sim.scenarios.run import report_of_log
 from g2sim.scenarios.run_folder import log_file
+from g2sim.scenarios.run_log import open_run
 
 Changes = dict[str, tuple[Any, Any]]
 """Path -> value in the first and in the second run, None where a run has none."""
@@ -54,8 +55,7 @@ def diff_runs(left: Path, right: Path) -> RunDiff:
         left, right: logs, or run folders that hold them.
     Raises: ConfigError if one is no log; LogDamaged if not even its header can be read.
     """
-    logs = log_file(left), log_file(right)
-    with LogReader(logs[0]) as one, LogReader(logs[1]) as other:
+    with open_run(left) as one, open_run(right) as other:
         scenario = _changes(one.header.scenario, other.header.scenario)
         pairs = enumerate(zip_longest(_whole(one), _whole(other)))
         idx, found = next(((idx, pair) for idx, pair in pairs if pair[0] != pair[1]), (None, None))
@@ -72,6 +72,7 @@ def diff_runs(left: Path, right: Path) -> RunDiff:
             damage=damage,
         )
     values = [{} if record is None else record_value(idx, record) for record in found]
+    logs = log_file(left), log_file(right)
     chains = [[] if record is None else chain_of(log, idx) for log, record in zip(logs, found, strict=True)]
     return RunDiff(
         scenario=scenario,

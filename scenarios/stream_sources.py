@@ -108,11 +108,15 @@ def open_stream(path: Path) -> tuple[Source, Iterator[Located]]:
         return Source(str(path), "log", "record"), _run_log(reader)
     try:
         file.seek(0)
-        form = _sniff(file, path)
+        form = json_form(file)
         file.seek(0)
     except BaseException:
         file.close()
         raise
+    if form is None:
+        file.close()
+        allowed = "a g2sim event log or run folder, a capture, neutral JSON lines, Dynamo router events as JSON lines"
+        raise ConfigError("", where=str(path), problem="this is no event stream that is known here", allowed=allowed)
     return Source(str(path), form, "line"), _lines(file, form)
 
 
@@ -148,8 +152,8 @@ def _rare_collections() -> Iterator[None]:
 # -- JSON lines
 
 
-def _sniff(file: BinaryIO, path: Path) -> str:
-    """Form of the first line that is a JSON object of one of the two forms, within the first lines."""
+def json_form(file: BinaryIO) -> str | None:
+    """Form of the first JSON object, within the first lines, that has one of the two forms; None if there is none."""
     for _ in range(100):
         line = file.readline(MAX_LINE_BYTES + 1)
         if not line:
@@ -169,8 +173,7 @@ def _sniff(file: BinaryIO, path: Path) -> str:
                 return "dynamo"
             if "kind" in value:
                 return "neutral"
-    allowed = "a g2sim event log or run folder, a capture, neutral JSON lines, Dynamo router events as JSON lines"
-    raise ConfigError("", where=str(path), problem="this is no event stream that is known here", allowed=allowed)
+    return None
 
 
 def _lines(file: BinaryIO, form: str) -> Iterator[Located]:

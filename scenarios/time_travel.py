@@ -19,11 +19,10 @@ from g2sim.actors.router.pool import WorkerState
 from g2sim.actors.worker.events import RequestEnded
 from g2sim.bus.errors import ConfigError, LogDamaged
 from g2sim.bus.events import Record
-from g2sim.bus.log import LogReader
 from g2sim.scenarios.records import Numbered, numbered
 from g2sim.scenarios.report import RunInfo
 from g2sim.scenarios.request_rows import POOL_OF_ROLE
-from g2sim.scenarios.run_folder import log_file
+from g2sim.scenarios.run_log import open_run
 from g2sim.scenarios.schema import Scenario
 from g2sim.scenarios.state_fold import RankState, StateFold
 
@@ -87,7 +86,7 @@ def inspect_run(path: Path, *, at_ms: float | None = None, record: int | None = 
     fold, waiting = StateFold(), dict[int, str]()
     last: Numbered | None = None
     damage: LogDamaged | None = None
-    with LogReader(log_file(path)) as reader:
+    with open_run(path) as reader:
         scenario = Scenario.from_resolved(reader.header.scenario)
         index = IndexFold(scenario.deployment.router.kv_event_lag_ms)
         try:

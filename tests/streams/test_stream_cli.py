@@ -13,6 +13,7 @@ from cli_process import run_cli
 from stream_cases import DATA, path_of
 
 from g2sim.scenarios import cli, live_streams
+from g2sim.scenarios.capture import CaptureWriter
 from g2sim.scenarios.validate_rules import RULES
 
 Run = Callable[..., tuple[int, str, str]]
@@ -185,6 +186,33 @@ def test_several_files_are_one_stream(g2sim: Run, tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"".join(lines[5:-2]))
     code, out, _ = g2sim("validate", tmp_path / "a", tmp_path / "b")
     assert code == 0, out
+
+
+@pytest.fixture
+def streams(tmp_path: Path) -> dict[str, Path]:
+    """A file of each form that is no run."""
+    paths = {"neutral JSON lines": path_of("f06")}
+    paths["Dynamo router events"] = tmp_path / "dynamo.jsonl"
+    paths["Dynamo router events"].write_text(json.dumps({"worker_id": 1, "event": {"data": "cleared"}}))
+    paths["capture of g2sim record"] = tmp_path / "one.g2cap"
+    with CaptureWriter(paths["capture of g2sim record"], version="0"):
+        pass
+    return paths
+
+
+@pytest.mark.parametrize("command", ["report", "view", "timeline", "inspect", "diff", "explain", "events"])
+def test_a_stream_that_is_no_run_is_refused_by_name_with_the_command_that_reads_it(
+    command: str, g2sim: Run, streams: dict[str, Path], tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    for what, path in streams.items():
+        more = {"diff": [path], "explain": ["0"]}.get(command, [])
+        code, out, err = g2sim(command, path, *more)
+        assert (code, out) == (2, "")
+        assert f"{path}: this is a" in err
+        assert what in err
+        assert f"not a run; run g2sim validate {path}" in err
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(
