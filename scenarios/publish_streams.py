@@ -190,7 +190,9 @@ def _engine_event(event: StreamEvent, form: str, block_size: int) -> StreamEvent
     if not tokens:
         known = event.tokens_hashes or tuple(map(_number, event.hashes))
         tokens = tuple(token for own in known for token in standin_tokens(own, size))
-    return msgspec.structs.replace(event, medium=medium, more=(), engine=msgspec.structs.replace(engine, token_ids=tokens, block_size=size))
+    return msgspec.structs.replace(
+        event, medium=medium, more=(), engine=msgspec.structs.replace(engine, token_ids=tokens, block_size=size)
+    )
 
 
 def _number(hash_: Hash) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import attrs
 import msgspec
+
 from g2sim.actors.kv.blocks import sequence_hash, tokens_hashes
 from g2sim.actors.kv.wire import (
     CLEARED,

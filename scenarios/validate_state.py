@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat, takewhile
+from itertools import pairwise, repeat, takewhile
 from typing import Any, Final
 
 import attrs
@@ -470,12 +470,13 @@ class RankState:
         if undo is None and blocks.keys().isdisjoint(distinct) and waiting.keys().isdisjoint(distinct):
             # All are new, and nothing waits for one of them: what the other branch does, without a look at each.
             if position is not None:
-                blocks.update(zip(hashes, _placed(position, len(hashes), device)))
+                blocks.update(zip(hashes, _placed(position, len(hashes), device), strict=True))
             elif hashes:
                 counts = (1, 0) if device else (0, 1)
-                blocks.update([(own, (None, above, *counts)) for own, above in zip(hashes, (parent, *hashes))])
+                parents = (parent, *hashes[:-1])
+                blocks.update([(own, (None, above, *counts)) for own, above in zip(hashes, parents, strict=True)])
                 self._unplaced += len(hashes)
-                waiting.update(zip(hashes, zip(hashes[1:])))
+                waiting.update((above, (own,)) for above, own in pairwise(hashes))
                 if parent is not None:
                     self._wait(parent, hashes[0], None)
             added = len(hashes)
@@ -576,7 +577,8 @@ class RankState:
     def _removed(self, event: StreamEvent, tier: str, place: Place, undo: Undo | None) -> None:
         hashes = hash_keys(event.hashes)
         if undo is None and self._dropped(hashes, tier == DEVICE):
-            gone, absent = len(hashes), []
+            gone = len(hashes)
+            absent: list[Hash] = []
         else:
             gone, absent = self._removed_one_by_one(hashes, 2 if tier == DEVICE else 3, undo)
         self.copies[tier] -= gone

@@ -42,7 +42,7 @@ def namespace_seed(lora_name: str | None, cache_salt: str | None) -> int:
 
 
 def tokens_hashes(token_ids: Sequence[int], block_size_tokens: int, seed: int = HASH_SEED) -> list[int]:
-    """Hash of each block's token ids; the last one's of fewer tokens, if they do not fill it. Ids are 0 .. 2**32 - 1."""
+    """Hash of each block's token ids, which are 0 .. 2**32 - 1; a last block may have fewer tokens than the others."""
     data, step = array("I", token_ids).tobytes(), 4 * block_size_tokens
     whole = len(data) // step * step
     # Without a Python step for each block: this is most of the work for an engine's event.

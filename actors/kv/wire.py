@@ -101,8 +101,8 @@ class WireError(SimError):
         return WireError(f"{outer}.{self.place}" if self.place else outer, self.problem)
 
 
-# The values of this module are made by the million: a msgspec struct takes a fifth of the time that an attrs class does,
-# and without gc the collector need not look at it. No value holds itself.
+# The values of this module are made by the million: a msgspec struct takes a fifth of the time that an attrs class
+# does, and without gc the collector need not look at it. No value holds itself.
 class EngineFields(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """What only an engine says of a stored run: its tokens, and what else is part of a block's identity.
 

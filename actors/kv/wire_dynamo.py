@@ -30,6 +30,7 @@ from g2sim.bus.errors import shorten
 _OUTER: Final = frozenset(("worker_id", "storage_tier", "event"))
 _INNER: Final = frozenset(("event_id", "dp_rank", "data"))
 _INTEGERS: Final = frozenset((int,))
+_OBJECTS: Final = frozenset((dict,))
 
 
 def encode(event: StreamEvent) -> str:
@@ -121,7 +122,7 @@ def decode(value: Any) -> StreamEvent:
 
 def _columns(blocks: list[Any], place: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...] | None]:
     """Hashes, tokens hashes and multimodal information of a stored run's blocks; None if no block has the last."""
-    if all([type(block) is dict for block in blocks]):
+    if set(map(type, blocks)) <= _OBJECTS:
         made = tuple([block.get("block_hash") for block in blocks])
         tokens = tuple([block.get("tokens_hash") for block in blocks])
         bare = [block.get("mm_extra_info") for block in blocks].count(None) == len(blocks)

@@ -110,7 +110,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     end: bool = False
 
 
-# -- what a batch can be, for the quick way of reading. It allows a part of what ``_read_event`` allows, and nothing else.
+# -- what a batch can be, for the quick way of reading: a part of what ``_read_event`` allows, and nothing else
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _HashBytes = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)]
@@ -158,7 +158,11 @@ class _ClearedRow(_Cleared, array_like=True, tag="AllBlocksCleared"):
 
 
 _read_maps: Final = msgspec.msgpack.Decoder(
-    tuple[int | float, Annotated[tuple[_Stored | _Removed | _Cleared, ...], msgspec.Meta(max_length=MAX_HASHES)], _Count | None]
+    tuple[
+        int | float,
+        Annotated[tuple[_Stored | _Removed | _Cleared, ...], msgspec.Meta(max_length=MAX_HASHES)],
+        _Count | None,
+    ]
 ).decode
 _read_rows: Final = msgspec.msgpack.Decoder(
     tuple[

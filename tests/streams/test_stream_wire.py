@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from g2sim.actors.kv import wire_dynamo, wire_neutral
+from g2sim.actors.kv import wire_dynamo, wire_neutral, wire_vllm
 from g2sim.actors.kv.wire import (
     CLEARED,
     OTHER,
@@ -24,6 +24,7 @@ from g2sim.actors.kv.wire import (
     frozen,
     hash_key,
     hash_keys,
+    thawed,
     tier_of,
 )
 from g2sim.actors.kv.wire_neutral import Membership, Snapshot
@@ -118,6 +119,41 @@ def test_vllm_batches_come_back_as_they_were(shape: Shape) -> None:
         assert encode_batch(decode_batch(payload), shape) == payload
 
     check()
+
+
+# What a value of some field can be: of the right type or not, inside its bounds or not.
+ANY_FIELD = (
+    PLAIN.map(thawed)
+    | TOKENS
+    | st.lists(RAW | NUMBERS | WORDS, max_size=3)
+    | st.sampled_from([2**32, 2**31 + 1, -1, b""])
+)
+FIELD_NAMES = st.sampled_from(["type", *wire_vllm._FIELDS["BlockStored"], "x_else"])
+
+
+@pytest.mark.parametrize("shape", Shape)
+def test_the_quick_reader_of_batches_says_what_the_careful_one_says(shape: Shape) -> None:
+    taken = set()
+
+    @settings(max_examples=300, deadline=None)
+    @given(vllm_events(shape), FIELD_NAMES, ANY_FIELD, st.integers(0, 12), st.booleans(), st.data())
+    def check(event: StreamEvent, name: str, value: Any, at: int, change: bool, data: st.DataObject) -> None:
+        payload = encode_batch(Batch(ts_s=1.5, events=(event,), dp_rank=0), shape)
+        if change:
+            _, (fields,), _ = msgpack.unpackb(payload)
+            if shape is Shape.MAP:
+                fields[name] = value
+            else:
+                fields[at : at + 1] = [value]
+            payload = msgpack.packb([1.5, [fields], data.draw(SMALL | st.just(2**32))])
+        quick = wire_vllm._quick_batch(payload, 3, False)
+        taken.add((quick is not None, change))
+        if quick is not None:
+            careful = wire_vllm._careful_batch(payload, 3, False)
+            assert repr(quick) == repr(careful)
+
+    check()
+    assert taken == {(False, False), (False, True), (True, False), (True, True)}
 
 
 STORED_FIELDS = [[101, -3], None, [1, 2, 3, 4], 2, None, "GPU", None]
