@@ -10,14 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
+import msgspec
 
 from g2sim.actors.kv import wire_dynamo, wire_neutral
 from g2sim.actors.kv.wire import DEVICE, HOST, StreamEvent
 from g2sim.actors.kv.wire_neutral import Membership
 from g2sim.bus.errors import ConfigError, SimError
-from g2sim.bus.log import LogReader
-from g2sim.scenarios.run_folder import log_file
+from g2sim.scenarios.run_log import open_run
 from g2sim.scenarios.stream_sources import open_stream
 from g2sim.scenarios.validate import Bad
 
@@ -38,13 +37,10 @@ def write_kv_events(run_path: Path, form: str, write: Callable[[str], object]) -
     Returns: what is wrong with a damaged log, after everything up to there has been written.
     Raises: ConfigError for what is no run, or cannot be said in the form.
     """
-    file = log_file(run_path)
-    with LogReader(file) as reader:
-        engine = (reader.header.scenario or {}).get("engine")
-    if engine is None:
-        raise ConfigError("", where=str(file), problem="this is no log of a run", allowed="a run folder or its log")
-    line_of = _neutral if form == "neutral" else _dynamo(engine["workers"])
-    source, items = open_stream(file)
+    with open_run(run_path) as reader:
+        workers = reader.header.scenario["engine"]["workers"]
+    line_of = _neutral if form == "neutral" else _dynamo(workers)
+    source, items = open_stream(run_path)
     for number, item in items:
         if type(item) is Bad:
             return SimError(f"{source.place(number)}: {item.problem}")
@@ -55,7 +51,7 @@ def write_kv_events(run_path: Path, form: str, write: Callable[[str], object]) -
 
 def _neutral(item: StreamEvent | Membership) -> str:
     if isinstance(item, StreamEvent):
-        item = attrs.evolve(item, medium=None if item.medium is None else _NEUTRAL_TIERS[item.medium])
+        item = msgspec.structs.replace(item, medium=None if item.medium is None else _NEUTRAL_TIERS[item.medium])
     return wire_neutral.encode(item)
 
 
@@ -66,6 +62,6 @@ def _dynamo(workers: dict[str, Any]) -> Callable[[StreamEvent | Membership], str
     def line_of(item: StreamEvent | Membership) -> str:
         if isinstance(item, Membership):
             raise ConfigError("--kv-events", got="dynamo", problem="a worker crashes in this run", allowed="neutral")
-        return wire_dynamo.encode(attrs.evolve(item, worker_id=numbers[str(item.worker_id)]))
+        return wire_dynamo.encode(msgspec.structs.replace(item, worker_id=numbers[str(item.worker_id)]))
 
     return line_of

@@ -15,7 +15,7 @@ from g2sim.scenarios.capture import MESSAGE
 from g2sim.scenarios.run_folder import log_file
 from g2sim.scenarios.stream_sources import json_form
 
-_JSON_FORMS: Final = {
+_JSON_FORMS: Final[dict[str | None, str]] = {
     "neutral": "a KV event stream in neutral JSON lines",
     "dynamo": "a stream of Dynamo router events in JSON lines",
 }
@@ -31,8 +31,8 @@ def open_run(path: Path) -> LogReader:
         reader = LogReader(file)
     except ConfigError:
         with contextlib.suppress(OSError, ValueError), file.open("rb") as lines:
-            if form := json_form(lines):
-                raise _stream(file, _JSON_FORMS[form]) from None
+            if what := _JSON_FORMS.get(json_form(lines)):
+                raise _stream(file, what) from None
         raise
     if MESSAGE in reader.header.events:
         reader.close()

@@ -113,8 +113,14 @@ def open_stream(path: Path) -> tuple[Source, Iterator[Located]]:
     except BaseException:
         file.close()
         raise
+    if form == "records":
+        file.close()
+        hint = "give the run itself, or what g2sim export --kv-events neutral writes"
+        raise ConfigError("", where=str(path), problem="these are lines of g2sim events", hint=hint)
     if form is None:
         file.close()
+        if not head:
+            raise ConfigError("", where=str(path), problem="the stream is empty")
         allowed = "a g2sim event log or run folder, a capture, neutral JSON lines, Dynamo router events as JSON lines"
         raise ConfigError("", where=str(path), problem="this is no event stream that is known here", allowed=allowed)
     return Source(str(path), form, "line"), _lines(file, form)
@@ -153,12 +159,13 @@ def _rare_collections() -> Iterator[None]:
 
 
 def json_form(file: BinaryIO) -> str | None:
-    """Form of the first JSON object, within the first lines, that has one of the two forms; None if there is none."""
+    """Form of the first JSON object, within the first lines, that has one; None if there is none.
+
+    "neutral" and "dynamo" are KV event streams, "records" are lines of ``g2sim events``.
+    """
     for _ in range(100):
         line = file.readline(MAX_LINE_BYTES + 1)
         if not line:
-            if not file.tell():
-                raise ConfigError("", where=str(path), problem="the stream is empty")
             break
         try:
             value = _parse(line)
@@ -166,11 +173,7 @@ def json_form(file: BinaryIO) -> str | None:
             continue
         if isinstance(value, dict):
             if "event" in value and "kind" not in value:
-                if isinstance(value["event"], str):
-                    problem = "these are lines of g2sim events"
-                    hint = "give the run itself, or what g2sim export --kv-events neutral writes"
-                    raise ConfigError("", where=str(path), problem=problem, hint=hint)
-                return "dynamo"
+                return "records" if isinstance(value["event"], str) else "dynamo"
             if "kind" in value:
                 return "neutral"
     return None

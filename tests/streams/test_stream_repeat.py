@@ -10,6 +10,7 @@ from pathlib import Path
 
 import attrs
 import msgpack
+import msgspec
 import pytest
 from cli_process import Cli, start_cli
 from stream_cases import HOST, checked, path_of
@@ -78,7 +79,7 @@ def test_gaps_stay_gaps_and_a_late_start_goes_on(tmp_path: Path) -> None:
 def test_a_batch_whose_time_cannot_be_moved_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "odd.g2cap"
     message = next(outgoing(path_of("f06"))).message
-    odd = attrs.evolve(message, payload=msgpack.packb([7, *msgpack.unpackb(message.payload)[1:]]))
+    odd = msgspec.structs.replace(message, payload=msgpack.packb([7, *msgpack.unpackb(message.payload)[1:]]))
     with CaptureWriter(path, version="0") as writer:
         writer.message(0.0, "w0", message_frames(odd), replayed=False)
     assert len(made(path, 1)) == 1
