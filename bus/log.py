@@ -22,6 +22,7 @@ stretch of zero bytes, as a file system leaves after a crash, a row of good empt
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -350,7 +351,8 @@ class LogReader:
                 width = widths.get(tag)
             except (TypeError, ValueError, IndexError):
                 raise self._damaged(f"not an event record: {shorten(row)}") from None
-            if len(values) != width or type(time_ms) is not float or type(cause) is not int:
+            # No number less itself is zero for infinity and NaN.
+            if len(values) != width or type(time_ms) is not float or type(cause) is not int or time_ms - time_ms != 0.0:
                 self._refuse_row(row)
             yield tag, time_ms, source, cause, values
             self._record_idx += 1
@@ -364,7 +366,7 @@ class LogReader:
             raise self._damaged(f"event {shorten(tag)} is not described in the header")
         if value_count != len(schema.fields):
             raise self._damaged(f"event {tag}: {value_count} values for {len(schema.fields)} fields")
-        if type(row[1]) is not float or type(row[3]) is not int:
+        if type(row[1]) is not float or type(row[3]) is not int or not math.isfinite(row[1]):
             raise self._damaged(f"not an event record: {shorten(row)}")
         here = BY_TAG[tag]
         raise self._foreign(
@@ -377,6 +379,8 @@ class LogReader:
         if tuple(end) != _END_KEYS or end["kind"] != "end":
             raise self._damaged(f"neither an event record nor an end record: {shorten(end)}")
         self.end = LogEnd(**{key: end[key] for key in _END_KEYS[1:]})
+        if end["status"] not in ("finished", "failed") or type(end["error"]) not in (str, type(None)):
+            raise self._damaged(f"not an end record: {shorten(end)}")
         if self.end.records != self._record_idx:
             raise self._damaged(f"record count differs: {self.end.records} written, {self._record_idx} read")
         self._digest.update(self._buffer[: self._frame_start - self._buffer_start])
@@ -407,7 +411,7 @@ class LogReader:
             raise ConfigError("schema", where=self.path, got=header.get("schema"), allowed=f"{SCHEMA} in this program")
         try:
             events = {tag: EventSchema(version, tuple(fields)) for tag, (version, *fields) in header["events"].items()}
-            return LogHeader(
+            made = LogHeader(
                 schema=SCHEMA,
                 version=header["version"],
                 seed=header["seed"],
@@ -416,6 +420,10 @@ class LogReader:
             )
         except (AttributeError, KeyError, TypeError, ValueError):
             raise self._damaged(f"not a header: {shorten(header)}") from None
+        names = {type(name) for schema in events.values() for name in schema.fields}
+        if (type(made.version), type(made.seed)) != (str, int) or not names <= {str}:
+            raise self._damaged(f"not a header: {shorten(header)}")
+        return made
 
     def _read_payloads(self) -> Iterator[bytes]:
         """The payload of every frame, from the header's on, until the file ends after a whole frame."""

@@ -8,6 +8,7 @@ command's module is imported when the command is used.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from importlib.metadata import version
@@ -76,6 +77,9 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of the ``g2sim`` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Text of a file may be none that the terminal can show, and half a surrogate pair is none at all.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code: Any = cli.main(args=arguments, prog_name="g2sim", standalone_mode=False)
     except SimError as error:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from g2sim.scenarios.cli_reading import reads_runs
+
 if TYPE_CHECKING:
     from g2sim.actors.router.events import PlacementWeighed
     from g2sim.scenarios.explain import Decision, Explanation
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 @click.argument("run_path", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("request", metavar="REQUEST")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@reads_runs("run_path")
 def explain(run_path: Path, request: str, as_json: bool) -> None:
     """Explain the placement of REQUEST (its number or name) in RUN, and what came of it, from the log alone.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from g2sim.bus.errors import ConfigError, OutputFailed, SimError
+from g2sim.scenarios.cli_reading import reads_runs
 
 if TYPE_CHECKING:
     from g2sim.scenarios.report import Report
@@ -134,6 +135,7 @@ def _run(
 @click.command()
 @click.argument("run_path", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
+@reads_runs("run_path")
 def report(run_path: Path, as_json: bool) -> None:
     """Rebuild the report of RUN, a run folder or an event log, from the log alone.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from g2sim.bus.errors import ConfigError
+from g2sim.scenarios.cli_reading import reads_runs
 
 if TYPE_CHECKING:
     from g2sim.scenarios.live_streams import Endpoint
@@ -90,6 +91,7 @@ def _listening(for_help: str) -> Callable[[Callable[..., None]], Callable[..., N
 )
 @click.option("--shared-host", is_flag=True, help="All ranks announce one host pool: they must agree on it at the end.")
 @_listening("Seconds to listen to live streams.")
+@reads_runs("streams")
 def validate(
     streams: tuple[str, ...],
     as_json: bool,
@@ -342,6 +344,7 @@ def record(
     default=0.0,
     help="Seconds to go on answering replay requests.",
 )
+@reads_runs("path")
 def publish(
     path: Path,
     speed: float | None,

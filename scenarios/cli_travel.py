@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from g2sim.bus.errors import ConfigError, SimError
+from g2sim.scenarios.cli_reading import reads_runs
 
 if TYPE_CHECKING:
     from g2sim.scenarios.run_diff import Changes, RunDiff
@@ -42,6 +43,7 @@ _SHOWN_CHANGES = 40
 @click.option("--at", "at_ms", type=_TimeMs(), metavar="MS", help="After all events up to this time [ms].")
 @click.option("--record", type=click.IntRange(min=0), metavar="N", help="After the record of this number.")
 @_JSON
+@reads_runs("run_path")
 def inspect(run_path: Path, at_ms: float | None, record: int | None, as_json: bool) -> None:
     """Show the state of RUN at an instant: G1, G2, queues, and what routers know of the tiers.
 
@@ -72,6 +74,7 @@ def inspect(run_path: Path, at_ms: float | None, record: int | None, as_json: bo
 @click.option("--request", type=click.IntRange(min=0), multiple=True, metavar="N", help="Only about these requests.")
 @click.option("--since", "since_ms", type=_TimeMs(), metavar="MS", help="Only from this time on [ms].")
 @click.option("--until", "until_ms", type=_TimeMs(), metavar="MS", help="Only up to this time [ms].")
+@reads_runs("run_path")
 def events(
     run_path: Path,
     topic: tuple[str, ...],
@@ -89,9 +92,10 @@ def events(
     from g2sim.scenarios.event_filter import EventFilter
     from g2sim.scenarios.records import numbered, record_value
     from g2sim.scenarios.run_log import open_run
+    from g2sim.scenarios.schema import Scenario
 
     with open_run(run_path) as reader:
-        wanted = EventFilter.of(reader.header.scenario, topic, worker, request, since_ms, until_ms)
+        wanted = EventFilter.of(lambda: Scenario.of_log(reader), topic, worker, request, since_ms, until_ms)
         for one in numbered(reader):
             if wanted.is_past(one.record):
                 break
@@ -103,6 +107,7 @@ def events(
 @click.argument("left", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("right", metavar="RUN", type=click.Path(path_type=Path))
 @_JSON
+@reads_runs("left", "right")
 def diff(left: Path, right: Path, as_json: bool) -> None:
     """Show where two runs part, and what came of it: exit code 1 if they differ.
 
@@ -135,6 +140,7 @@ def diff(left: Path, right: Path, as_json: bool) -> None:
 )
 @click.option("--out", type=click.Path(path_type=Path), help="File to write (else stdout), or folder of Parquet files.")
 @click.option("--overwrite", is_flag=True, help="Replace what is there.")
+@reads_runs("run_path")
 def export(
     run_path: Path, prometheus: bool, parquet: bool, kv_events: str | None, out: Path | None, overwrite: bool
 ) -> None:

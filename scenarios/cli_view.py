@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from g2sim.bus.errors import ConfigError, SimError
+from g2sim.scenarios.cli_reading import reads_runs
 from g2sim.scenarios.run_folder import log_file
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def _of_run(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 @click.command()
 @_of_run("view.html")
+@reads_runs("run_path")
 def view(run_path: Path, out: Path | None, overwrite: bool) -> None:
     """Write a page that shows RUN, a run folder or an event log, in a browser.
 
@@ -58,6 +60,7 @@ def view(run_path: Path, out: Path | None, overwrite: bool) -> None:
 
 @click.command()
 @_of_run("timeline.json")
+@reads_runs("run_path")
 def timeline(run_path: Path, out: Path | None, overwrite: bool) -> None:
     """Write a trace of RUN, a run folder or an event log, for ui.perfetto.dev or chrome://tracing.
 

@@ -5,6 +5,7 @@ Owns: the filters of ``g2sim events`` and their words. Refuses to know: files.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import attrs
@@ -39,14 +40,14 @@ class EventFilter:
     @classmethod
     def of(
         cls,
-        scenario: Any,
+        scenario: Callable[[], Scenario],
         topics: tuple[str, ...],
         workers: tuple[str, ...],
         requests: tuple[int, ...],
         since_ms: float | None,
         until_ms: float | None,
     ) -> Self:
-        """A filter from words; ``scenario`` is the run's, resolved.
+        """A filter from words; ``scenario`` gives the run's.
 
         Raises: ConfigError for a type or a worker that does not exist.
         """
@@ -58,7 +59,7 @@ class EventFilter:
                 raise ConfigError(
                     "--topic", problem=error.problem, got=word, allowed=error.allowed, hint=error.hint
                 ) from None
-        known = _rank_names(Scenario.from_resolved(scenario)) if workers else {}
+        known = _rank_names(scenario()) if workers else {}
         for name in workers:
             if name not in known:
                 raise ConfigError("--worker", got=name, allowed=", ".join(known), hint=close_to(name, known))

@@ -310,7 +310,7 @@ def _measured(log: Path, figures: Sequence[Figure]) -> dict[Figure, Any]:
 
 
 def _fold(reader: LogReader) -> ReportFold:
-    return ReportFold(_info(Scenario.from_resolved(reader.header.scenario), reader.header.seed))
+    return ReportFold(_info(Scenario.of_log(reader), reader.header.seed))
 
 
 def _verdict(

@@ -122,7 +122,7 @@ def explain_request(path: Path, wanted: str) -> tuple[Explanation, LogDamaged | 
     """
     damage: LogDamaged | None = None
     with open_run(path) as reader:
-        scenario = Scenario.from_resolved(reader.header.scenario)
+        scenario = Scenario.of_log(reader)
         fold = _ExplainFold(scenario, wanted)
         try:
             for record in reader:

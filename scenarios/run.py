@@ -189,7 +189,7 @@ class LogReport:
 def scenario_of_log(path: Path) -> Scenario:
     """What was run, from the header of the log that ``path`` means. Raises: as ``report_of_log``."""
     with open_run(path) as reader:
-        return Scenario.from_resolved(reader.header.scenario)
+        return Scenario.of_log(reader)
 
 
 def report_of_log(
@@ -208,7 +208,7 @@ def report_of_log(
     damage: LogDamaged | None = None
     with open_run(path) as reader:
         header = reader.header
-        scenario = Scenario.from_resolved(header.scenario)
+        scenario = Scenario.of_log(reader)
         fold = ReportFold(_run_info(scenario, header.seed, header.version), on_row)
         try:
             for record in reader:

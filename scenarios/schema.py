@@ -29,7 +29,8 @@ from g2sim.actors.config import (
 )
 from g2sim.actors.router.faults import FaultPlan
 from g2sim.actors.traffic.profile import ProfileOptions
-from g2sim.bus.errors import shorten
+from g2sim.bus.errors import ConfigError, shorten
+from g2sim.bus.log import LogReader
 from g2sim.scenarios import support
 from g2sim.scenarios.agreement import settle
 from g2sim.scenarios.aic_timing import QUANT_MODES, AicTiming
@@ -226,6 +227,14 @@ class Scenario:
         Its policy may be one that is found by code: it is taken as it is, and nothing of it is loaded.
         """
         return from_document(Document(values=values), base_dir=base_dir, resolved=True)
+
+    @classmethod
+    def of_log(cls, reader: LogReader) -> Scenario:
+        """What was run, from a log's header. Raises: ConfigError with the log's path."""
+        try:
+            return cls.from_resolved(reader.header.scenario)
+        except ConfigError as error:
+            raise error.located(f"{reader.path}: header") from None
 
     def resolved(self) -> dict[str, Any]:
         """The scenario as plain values with every default filled in; does not depend on ``base_dir``."""

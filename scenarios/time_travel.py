@@ -87,7 +87,7 @@ def inspect_run(path: Path, *, at_ms: float | None = None, record: int | None = 
     last: Numbered | None = None
     damage: LogDamaged | None = None
     with open_run(path) as reader:
-        scenario = Scenario.from_resolved(reader.header.scenario)
+        scenario = Scenario.of_log(reader)
         index = IndexFold(scenario.deployment.router.kv_event_lag_ms)
         try:
             for one in numbered(reader):

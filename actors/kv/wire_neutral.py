@@ -253,7 +253,7 @@ def _value(line: Line) -> dict[str, Any]:
     lead["kind"] = _NAMES[line.kind]
     if line.kind != CLEARED:
         lead["block_hashes"] = [_hash_value(item) for item in line.hashes]
-    if line.kind == STORED:
+    if line.kind == STORED or (line.parent, line.position) != (None, None):
         lead |= {"parent_hash": _hash_value(line.parent), "start_position": line.position}
     return lead | _optional(line, replayed=line.replayed)
 
