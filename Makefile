@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 REFERENCE := build/reference
 TYPES := build/types/g2sim
 
-.PHONY: demo test check docs differential swarm reference install clean
+.PHONY: demo test check docs differential swarm fuzz reference install clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/g2sim run scenarios/library/agentx-g2-shared.yaml
@@ -31,6 +31,10 @@ differential: $(VENV)/test-installed $(REFERENCE)/installed
 # Random runs with every audit on; COUNT and FIRST as above.
 swarm: $(VENV)/test-installed
 	$(PY) tests/swarm/swarm.py --count $(COUNT) $(if $(FIRST),--first $(FIRST))
+
+# Damaged input for every reader; COUNT and FIRST as above.
+fuzz: $(VENV)/test-installed
+	$(PY) tests/fuzz/fuzz.py --count $(COUNT) $(if $(FIRST),--first $(FIRST))
 
 reference: $(REFERENCE)/installed
 

@@ -155,7 +155,10 @@ def raised(error: BaseException) -> str:
 
 def shorten(value: object, limit: int = 80) -> str:
     """``repr`` of a value, cut to ``limit`` characters so that one bad field cannot fill a screen."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no integer of more than sys.get_int_max_str_digits() digits
+        text = "an integer of thousands of digits" if isinstance(value, int) else f"a {type(value).__name__} with one"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

@@ -17,6 +17,7 @@ from g2sim.actors.traffic.graph import AgenticCorpus
 from g2sim.actors.traffic.mooncake import load_mooncake
 from g2sim.actors.traffic.remarks import Remarks
 from g2sim.actors.traffic.sessions import Session
+from g2sim.actors.traffic.trace_json import read_bytes, row_objects
 from g2sim.actors.traffic.weka import load_weka
 from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.schema import TraceFormat, TrafficConfig
@@ -32,6 +33,13 @@ def check_file(path: Path, *, trace_format: TraceFormat | None = None, block_siz
         block_size_tokens: tokens that a hash id of a Mooncake trace stands for.
     Raises: ConfigError for a file that is not good.
     """
+    try:
+        return _checked(path, trace_format, block_size_tokens)
+    except ConfigError as error:
+        raise error.located(str(path)) from None
+
+
+def _checked(path: Path, trace_format: TraceFormat | None, block_size_tokens: int) -> str:
     if trace_format is not None:
         return _trace(path, trace_format, block_size_tokens)
     if path.suffix == ".py":
@@ -81,13 +89,10 @@ def _trace(path: Path, kind: TraceFormat | None, block_size_tokens: int) -> str:
 def _row_format(path: Path) -> TraceFormat:
     """What the first row of a trace looks like; a row that is none of the known is for the reader to refuse."""
     try:
-        with path.open(encoding="utf-8") as lines:
-            first = json.loads(next((line for line in lines if line.strip()), "{}"))
-    except OSError as error:
-        raise ConfigError("", problem=f"cannot read the trace: {error.strerror}", where=str(path)) from None
-    except (ValueError, RecursionError):
-        first = {}
-    keys = first if isinstance(first, dict) else {}
+        _, first = next(row_objects(path))
+        keys = first.values
+    except (ConfigError, StopIteration):
+        keys = {}
     if "requests" in keys:
         return TraceFormat.WEKA
     return TraceFormat.AGENTIC_MOONCAKE if "schema" in keys else TraceFormat.MOONCAKE
@@ -107,6 +112,6 @@ def _script(path: Path) -> str:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return json.loads(read_bytes(path))
+    except (ConfigError, ValueError, RecursionError):
         return None

@@ -7,6 +7,7 @@ command's module is imported when the command is used.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -16,9 +17,12 @@ from typing import Any, NoReturn
 
 import click
 
-from g2sim.bus.errors import SimError
+from g2sim.bus.errors import ConfigError, SimError, shorten
 
 INTERRUPTED = 130
+
+_BAD_PATHS = frozenset((errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EISDIR))
+"""What a system says of a path that is wrong as the user wrote it."""
 
 COMMANDS = {
     "run": "g2sim.scenarios.cli_run",
@@ -60,10 +64,14 @@ class _LazyGroup(click.Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Whoever read the output has gone; keep the interpreter from complaining when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _leave_stdout()
             return 0
         return result
+
+
+def _leave_stdout() -> None:
+    """stdout takes no more: keeps the interpreter from complaining when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=_LazyGroup, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
@@ -90,6 +98,13 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except OSError as error:
+        # Most are told where they happen; these are of a path that no file can have, or of stdout that takes no more.
+        place = "" if error.filename is None else f"{shorten(str(error.filename), 200)}: "
+        click.echo(f"error: {place}{error.strerror or error}", err=True)
+        if error.errno == errno.ENOSPC:
+            _leave_stdout()
+        sys.exit(ConfigError.exit_code if error.errno in _BAD_PATHS else SimError.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED)

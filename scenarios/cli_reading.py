@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ def reads_runs(*arguments: str) -> Callable[[_Command], _Command]:
             try:
                 return command(**given)
             except (
+                struct.error,
                 LookupError,
                 TypeError,
                 ValueError,

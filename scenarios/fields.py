@@ -158,6 +158,16 @@ def number(allowed: str, low: float, high: float = math.inf, *, above: bool = Fa
     return Kind(allowed, read, _any_of({"type": "number", **bounds}, () if null is None else (None,)))
 
 
+def zero_or(allowed: str, low: float) -> Kind:
+    """0, or a finite number from ``low`` on, as floats: of ratios and rates by which something is divided."""
+    numbers = number(allowed, low)
+    return Kind(
+        allowed,
+        lambda value: 0.0 if type(value) in (int, float) and value == 0 else numbers.read(value),
+        {"anyOf": [numbers.schema, {"const": 0}]},
+    )
+
+
 def choice(*values: str, hidden: Sequence[str] = ()) -> Kind:
     """One of some words; members of an enumeration are given back as members. ``hidden`` ones are not advertised."""
     taken = {str(value): value for value in (*values, *hidden)}

@@ -16,7 +16,9 @@ import attrs
 
 from g2sim.actors.config import HostScope, PreemptionMode, Sharing, TieBreak, TransferTiming
 from g2sim.actors.router.faults import FaultKind, OnCrash, RecoveryMode
+from g2sim.actors.traffic.graph import MAX_TIME_MS
 from g2sim.actors.traffic.profile import ProfileOptions
+from g2sim.actors.traffic.trace_json import MAX_TOKENS
 from g2sim.scenarios.aic_timing import DEFAULT_MEMORY_FRACTION, QUANT_MODES
 from g2sim.scenarios.fields import (
     ABSENT,
@@ -38,6 +40,7 @@ from g2sim.scenarios.fields import (
     section,
     text,
     unchecked,
+    zero_or,
 )
 
 
@@ -66,6 +69,7 @@ _COUNT = integer("a positive integer", 1)
 _NATURAL = integer("an integer, 0 or more", 0)
 _LIMIT = integer("a positive integer, or null for no limit", 1, EXACT_MAX, literals={None: None})
 _TOKENS = integer("a positive integer number of tokens", 1, EXACT_MAX)
+_LENGTH = integer(f"an integer number of tokens from 1 to {MAX_TOKENS}", 1, MAX_TOKENS)
 BLOCKS = integer("a positive integer number of blocks", 1)
 _BYTES = integer("a positive integer number of bytes", 1, EXACT_MAX)
 _SEED = integer("an integer from 0 to 2**64 - 1", 0, U64_MAX)
@@ -73,7 +77,12 @@ _BYTES_PER_TOKEN = integer("a positive integer, or auto", 1, EXACT_MAX, literals
 _RATIO = number("a number from 0 to 1", 0.0, 1.0)
 _AMOUNT = number("a finite number, 0 or more", 0.0)
 _POSITIVE = number("a finite number above 0", 0.0, above=True)
-BANDWIDTH = number("a finite number of GB/s, 0 for no limit", 0.0)
+_MS = number("a number of ms from 0 to 2**53", 0.0, MAX_TIME_MS)
+_POSITIVE_MS = number("a number of ms above 0, up to 2**53", 0.0, MAX_TIME_MS, above=True)
+_SECONDS = number("a number of seconds from 0 to 2**43", 0.0, 2.0**43)
+_POSITIVE_SECONDS = number("a number of seconds above 0, up to 2**43", 0.0, 2.0**43, above=True)
+_SPEEDUP = zero_or("a finite number from 1e-9 on, or 0 for no scaling", 1e-9)
+BANDWIDTH = zero_or("a finite number of GB/s from 1e-9 on, 0 for no limit", 1e-9)
 _TRUE_FALSE = boolean()
 _LABEL = or_null(text("non-blank text"))
 
@@ -84,19 +93,19 @@ _HOST_TIER = section(
     Field("h2d_bandwidth_gbps", BANDWIDTH, 32.0),
     Field("shared_d2h_bandwidth_gbps", BANDWIDTH, 80.0),
     Field("shared_h2d_bandwidth_gbps", BANDWIDTH, 80.0),
-    Field("latency_to_first_byte_ms", _AMOUNT, 0.0),
+    Field("latency_to_first_byte_ms", _MS, 0.0),
     Field("kv_layout_id", or_null(text("non-blank text")), ABSENT),
     Field("sharing", choice(*Sharing), Sharing.MAX_MIN),
     nullable=True,
 )
 
-_SPEEDUPS = (Field("speedup_ratio", _AMOUNT, 1.0), Field("decode_speedup_ratio", _AMOUNT, 1.0))
+_SPEEDUPS = (Field("speedup_ratio", _SPEEDUP, 1.0), Field("decode_speedup_ratio", _SPEEDUP, 1.0))
 
 _QUANT_MODES = tuple(Field(key, _LABEL, None) for key in QUANT_MODES)
 
 _TIMING = Variants(
     cases={
-        "fixed": section(Field("prefill_ms", _AMOUNT), Field("decode_ms", _AMOUNT), *_SPEEDUPS),
+        "fixed": section(Field("prefill_ms", _MS), Field("decode_ms", _MS), *_SPEEDUPS),
         "polynomial": section(*_SPEEDUPS),
         "table": section(Field("path", text("a path")), *_SPEEDUPS),
         "aic": section(*_QUANT_MODES, *_SPEEDUPS),
@@ -204,16 +213,16 @@ _SOURCE = Variants(
             Field("strict", _TRUE_FALSE, False),
             *PREFIX_GROUPS,
         ),
-        "synthetic": section(Field("input_tokens", _TOKENS, 1024), Field("output_tokens", _TOKENS, 128)),
+        "synthetic": section(Field("input_tokens", _LENGTH, 1024), Field("output_tokens", _LENGTH, 128)),
         "synthetic-session": section(
-            Field("new_input_tokens_per_turn", _TOKENS, 1024),
-            Field("output_tokens_per_turn", _TOKENS, 128),
+            Field("new_input_tokens_per_turn", _LENGTH, 1024),
+            Field("output_tokens_per_turn", _LENGTH, 128),
             Field(
                 "session",
                 section(
                     Field("turns", _COUNT, 4),
                     *PREFIX_GROUPS,
-                    Field("inter_turn_delay_ms", _AMOUNT, 0.0),
+                    Field("inter_turn_delay_ms", _MS, 0.0),
                     Field("accumulate", _TRUE_FALSE, True),
                     Field("group_seed", _SEED, 0),
                 ),
@@ -236,7 +245,7 @@ _RATES = (
 
 _PROFILE = section(
     *(
-        Field(option.name, _AMOUNT if option.name in _MAY_BE_ZERO else _POSITIVE, option.default)
+        Field(option.name, _SECONDS if option.name in _MAY_BE_ZERO else _POSITIVE_SECONDS, option.default)
         for option in attrs.fields(ProfileOptions)
     ),
     nullable=True,
@@ -246,7 +255,7 @@ _LOAD = Variants(
     cases={
         "concurrency": section(Field("concurrency", _COUNT, 10)),
         "poisson": section(*_RATES, Field("seed", integer(_SEED.allowed, 0, U64_MAX, literals={None: 42}), 42)),
-        "constant_rate": section(*_RATES, Field("interval_ms", or_null(_AMOUNT), None)),
+        "constant_rate": section(*_RATES, Field("interval_ms", or_null(_MS), None)),
         "trace_timestamps": section(
             Field("speedup", number("a finite number above 0", 0.0, above=True, null=1.0), 1.0),
             Field("agentic_lanes", or_null(_COUNT), None),
@@ -261,8 +270,8 @@ _LOAD = Variants(
 STOP = section(
     *(Field(key, or_null(_COUNT), None) for key in ("requests", "sessions")),
     *(Field(f"{key}_per_load_unit", or_null(_POSITIVE), None) for key in ("requests", "sessions")),
-    Field("max_virtual_time_seconds", or_null(_POSITIVE), None),
-    Field("max_virtual_time_ms", or_null(_AMOUNT), None),
+    Field("max_virtual_time_seconds", or_null(_POSITIVE_SECONDS), None),
+    Field("max_virtual_time_ms", or_null(_MS), None),
     nullable=True,
 )
 
@@ -275,9 +284,9 @@ ROUTER_SHORTCUTS = {
 
 _ROUTER = section(
     Field("policy", text("the name of a policy"), "round_robin"),
-    Field("kv_event_lag_ms", _AMOUNT, 0.0),
+    Field("kv_event_lag_ms", _MS, 0.0),
     Field("replicas", _COUNT, 1),
-    Field("load_sync_ms", or_null(_AMOUNT), None),
+    Field("load_sync_ms", or_null(_MS), None),
     Field("tie_break", choice(*TieBreak), TieBreak.LOWEST),
     Field("options", mapping("a mapping of options of the policy"), {}),
     *(Field(key, or_null(_AMOUNT), None) for key in ROUTER_SHORTCUTS),
@@ -292,8 +301,8 @@ _EXPECTATION = section(
     Field("report", text("the path of a report field, such as totals.passes"), None),
     Field("events", text("a type of event: RequestAdmitted or wk.adm"), None),
     Field("where", mapping("a mapping of fields of the event to their values"), {}),
-    Field("since_ms", _AMOUNT, None),
-    Field("until_ms", _AMOUNT, None),
+    Field("since_ms", _MS, None),
+    Field("until_ms", _MS, None),
     Field("variant", text("the name of a variant"), None),
     Field("minus", text("the name of a variant"), None),
     Field(BOUNDS[0], scalar(), ABSENT),
@@ -304,8 +313,8 @@ _CHANCE = number("a number above 0, up to 1", 0.0, 1.0, above=True)
 
 _STRUCK = (
     Field("name", text("non-blank text"), ABSENT),
-    Field("from_ms", _AMOUNT, 0.0),
-    Field("until_ms", _AMOUNT),
+    Field("from_ms", _MS, 0.0),
+    Field("until_ms", _MS),
     Field("pool", or_null(choice("agg", "prefill", "decode")), None),
 )
 _STRUCK_WORKER = (*_STRUCK, Field("worker", or_null(_NATURAL), None))
@@ -313,10 +322,10 @@ _STRUCK_RANK = (*_STRUCK_WORKER, Field("dp_rank", or_null(_NATURAL), None))
 
 FAULT = Variants(
     cases={
-        FaultKind.LAG: section(*_STRUCK_RANK, Field("lag_ms", _AMOUNT), Field("lag_max_ms", or_null(_AMOUNT), None)),
+        FaultKind.LAG: section(*_STRUCK_RANK, Field("lag_ms", _MS), Field("lag_max_ms", or_null(_MS), None)),
         FaultKind.LOSS: section(*_STRUCK_RANK, Field("probability", _CHANCE)),
         FaultKind.DUPLICATION: section(*_STRUCK_RANK, Field("probability", _CHANCE)),
-        FaultKind.REORDERING: section(*_STRUCK_RANK, Field("probability", _CHANCE), Field("hold_ms", _POSITIVE)),
+        FaultKind.REORDERING: section(*_STRUCK_RANK, Field("probability", _CHANCE), Field("hold_ms", _POSITIVE_MS)),
         FaultKind.OUTAGE: section(*_STRUCK_RANK),
         FaultKind.ROUTER_RESTART: section(*_STRUCK),
         FaultKind.PUBLISHER_RESET: section(*_STRUCK_RANK),
@@ -333,10 +342,10 @@ _FAULTS = section(
         "recovery",
         section(
             Field("mode", choice(*RecoveryMode), RecoveryMode.REPLAY),
-            Field("latency_ms", _AMOUNT, 1.0),
-            Field("patience_ms", _AMOUNT, 0.0),
+            Field("latency_ms", _MS, 1.0),
+            Field("patience_ms", _MS, 0.0),
             Field("history_events", _NATURAL, 10_000),
-            Field("heartbeat_ms", _POSITIVE, 100.0),
+            Field("heartbeat_ms", number("a number of ms from 0.001 to 2**53", 0.001, MAX_TIME_MS), 100.0),
         ),
         {},
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -12,4 +13,4 @@ ROWS_NAME: Final = "requests.jsonl"
 
 def log_file(path: Path) -> Path:
     """The event log that a path means: itself, or the one in a run folder."""
-    return path / LOG_NAME if path.is_dir() else path
+    return path / LOG_NAME if os.path.isdir(path) else path  # noqa: PTH112 - unlike Path's, takes any path

@@ -245,7 +245,10 @@ def _payload(frame: bytes) -> bytes:
 def encode_batch(batch: Batch, shape: Shape = Shape.MAP) -> bytes:
     """Payload of a batch; raises WireError for an event that vLLM's form cannot say."""
     events = [_event_value(event, shape, f"events[{idx}]") for idx, event in enumerate(batch.events)]
-    payload: bytes = msgpack.packb([batch.ts_s, events, batch.dp_rank])
+    try:
+        payload: bytes = msgpack.packb([batch.ts_s, events, batch.dp_rank])
+    except (OverflowError, ValueError) as error:  # an integer of more than 64 bits, or half a surrogate pair
+        raise WireError("batch", f"msgpack cannot say it: {error}") from error
     return payload
 
 

@@ -24,6 +24,12 @@ U32_MAX = 2**32 - 1
 MAX_TOKENS = 10_000_000
 """Longest prompt or answer that a trace may declare [tokens]; the reference's newer versions have the same limit."""
 
+MAX_LINE_BYTES = 16 * 2**20
+"""Longest line of a row format [B]: room for the hash ids of a prompt of ``MAX_TOKENS`` in blocks of 16."""
+
+MAX_FILE_BYTES = 64 * 2**20
+"""Largest file that is read as a whole [B]; as Python values it takes up to 30 times as much memory."""
+
 _MISSING = object()
 _EnumT = TypeVar("_EnumT", bound=enum.StrEnum)
 _Path = tuple[str | int, ...]
@@ -62,11 +68,17 @@ def is_blank(text: str) -> bool:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Content of a file. Raises: ConfigError if there is none to read."""
+    """Content of a file. Raises: ConfigError if there is none to read, or more than ``MAX_FILE_BYTES``."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise unreadable(path, error) from None
+    if len(data) > MAX_FILE_BYTES:
+        hint = "split it into several files: a folder of them is one trace"
+        allowed = f"{MAX_FILE_BYTES} bytes"
+        raise ConfigError("", problem="the file is too large", allowed=allowed, where=str(path), hint=hint)
+    return data
 
 
 def row_objects(path: Path) -> Iterator[tuple[int, Fields]]:
@@ -79,7 +91,10 @@ def row_objects(path: Path) -> Iterator[tuple[int, Fields]]:
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
     with file:
-        for line, data in enumerate(file, start=1):
+        for line, data in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+            if len(data) > MAX_LINE_BYTES:
+                problem, allowed = "the line is too long", f"{MAX_LINE_BYTES} bytes"
+                raise ConfigError("", problem=problem, allowed=allowed, where=f"{path}:{line}")
             text = TraceText.decode(str(path), data, line)
             if is_blank(text.text):
                 continue

@@ -36,10 +36,54 @@ NUMBERS += (2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**15, 10**18, 10**30, 10
 NUMBERS += (1e-308, 5e-324, 1e15, 1e300, 1e308, -1e308, float("nan"), float("inf"), float("-inf"))
 TEXTS: tuple[str, ...] = ("", " ", "a", "0", "0x10", "1e3", "null", "true", "yes", "\0", "\x1b[2J", "ä\u2028", "\u202e")
 TEXTS += ("\ud800", "a" * 300, "../../etc", "!!python/object:os.system", "%s%n", "a.b[0].c", "[0]", "\n", "\r", "\x85")
-OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"": None}, {"type": "x"}, [0] * 50, {"a": {"b": 1}})
-BYTES: tuple[bytes, ...] = (b"", b"\0", b"\n", b"\r", b"\xff", b"\xef\xbb\xbf", b"\xc3", b"\xed\xa0\x80", b"{", b"[", b'"')
-BYTES += (b"\\", b"NaN", b"-", b"&a [*a]", b"*a", b"<<: ", b"!!python/name:os.system ''", b": ", b"- ", b"#", b"%", b"@")
-BYTES += (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xc9\0\0\0\1\1\1", b"\x91" * 600, b"[" * 600)
+OTHERS: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    {"type": "x"},
+    [0] * 50,
+    {"a": {"b": 1}},
+)
+BYTES: tuple[bytes, ...] = (
+    b"",
+    b"\0",
+    b"\n",
+    b"\r",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"\xc3",
+    b"\xed\xa0\x80",
+    b"{",
+    b"[",
+    b'"',
+)
+BYTES += (
+    b"\\",
+    b"NaN",
+    b"-",
+    b"&a [*a]",
+    b"*a",
+    b"<<: ",
+    b"!!python/name:os.system ''",
+    b": ",
+    b"- ",
+    b"#",
+    b"%",
+    b"@",
+)
+BYTES += (
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\xc9\0\0\0\1\1\1",
+    b"\x91" * 600,
+    b"[" * 600,
+)
 BYTES += (b"9" * 5000, b"\xd6\xff\0\0\0\0", b"\xc1", b"\xa1", b"1e999", b"\x1c", b"\xe2\x80\xa8")
 
 Path = tuple[Any, ...]

@@ -73,8 +73,7 @@ class Target:
 def scratch() -> Path:
     """A folder of this process."""
     folder = Path(tempfile.mkdtemp(prefix="g2sim-fuzz-"))
-    for trace in (LIBRARY / "traces").iterdir():
-        (folder / trace.name).symlink_to(trace)
+    (folder / "traces").symlink_to(LIBRARY / "traces")
     return folder
 
 
@@ -521,22 +520,65 @@ TARGETS = [
         read_table,
     ),
     Target("log", Form.LOG, logs, commands("l.g2log", *_READ_LOG, may_fail=True), weight=0.3),
-    Target("log-diff", Form.LOG, lambda: logs()[:1], commands("l.g2log", f"diff {scratch()}/run-0 FILE", may_fail=True), weight=0.5),
+    Target(
+        "log-diff",
+        Form.LOG,
+        lambda: logs()[:1],
+        commands("l.g2log", f"diff {scratch()}/run-0 FILE", may_fail=True),
+        weight=0.5,
+    ),
     Target("capture", Form.LOG, captures, commands("c.g2cap", "validate FILE --json", may_fail=True)),
-    Target("neutral", Form.LINES, lambda: [NEUTRAL, *files("*.jsonl", folder=STREAMS)()],
-        commands("n.jsonl", "validate FILE --json", "validate FILE --mode dynamo --copies counted", may_fail=True)),
-    Target("neutral-line", Form.LINES, lambda: [NEUTRAL], functools.partial(read_lines, wire_neutral.decode, wire_neutral.encode)),
-    Target("dynamo-events", Form.LINES, lambda: [DYNAMO_EVENTS], commands("d.jsonl", "validate FILE --json", may_fail=True)),
-    Target("dynamo-line", Form.LINES, lambda: [DYNAMO_EVENTS], functools.partial(read_lines, wire_dynamo.decode, wire_dynamo.encode)),
+    Target(
+        "neutral",
+        Form.LINES,
+        lambda: [NEUTRAL, *files("*.jsonl", folder=STREAMS)()],
+        commands("n.jsonl", "validate FILE --json", "validate FILE --mode dynamo --copies counted", may_fail=True),
+    ),
+    Target(
+        "neutral-line",
+        Form.LINES,
+        lambda: [NEUTRAL],
+        functools.partial(read_lines, wire_neutral.decode, wire_neutral.encode),
+    ),
+    Target(
+        "dynamo-events", Form.LINES, lambda: [DYNAMO_EVENTS], commands("d.jsonl", "validate FILE --json", may_fail=True)
+    ),
+    Target(
+        "dynamo-line",
+        Form.LINES,
+        lambda: [DYNAMO_EVENTS],
+        functools.partial(read_lines, wire_dynamo.decode, wire_dynamo.encode),
+    ),
     Target("vllm-batch", Form.MSGPACK, batches, read_batch),
     Target("vllm-frames", Form.TEXT, frame_samples, read_frames),
     Target("publish", Form.LINES, lambda: [NEUTRAL], publish_lines),
-    Target("policy", Form.TEXT, words("dynamo_kv,overlap_weight=2.0,temperature=0.5", "least_loaded", "kv_router\x1fa=[1, 2]"), option_text(policy_option)),
-    Target("sweep-set", Form.TEXT, words("router.policy=round_robin,least_loaded", "engine.workers.prefill.parallelism.replicas=1,2", "traffic.stop.requests=[1, 2]"), option_text(sweep_setting)),
-    Target("host-blocks", Form.TEXT, words("0,64,1k", "2M"), of_run("curve", str(scratch() / "missing.yaml"), "--host-blocks", "TEXT")),
+    Target(
+        "policy",
+        Form.TEXT,
+        words("dynamo_kv,overlap_weight=2.0,temperature=0.5", "least_loaded", "kv_router\x1fa=[1, 2]"),
+        option_text(policy_option),
+    ),
+    Target(
+        "sweep-set",
+        Form.TEXT,
+        words(
+            "router.policy=round_robin,least_loaded",
+            "engine.workers.prefill.parallelism.replicas=1,2",
+            "traffic.stop.requests=[1, 2]",
+        ),
+        option_text(sweep_setting),
+    ),
+    Target(
+        "host-blocks",
+        Form.TEXT,
+        words("0,64,1k", "2M"),
+        of_run("curve", str(scratch() / "missing.yaml"), "--host-blocks", "TEXT"),
+    ),
     Target("inspect-at", Form.TEXT, words("10", "1.5e1", "0"), of_run("inspect", "RUN", "--at", "TEXT")),
     Target("inspect-record", Form.TEXT, words("10", "0"), of_run("inspect", "RUN", "--record", "TEXT")),
-    Target("events-topic", Form.TEXT, words("BlocksStored", "kv.sto", "wk"), of_run("events", "RUN", "--topic", "TEXT")),
+    Target(
+        "events-topic", Form.TEXT, words("BlocksStored", "kv.sto", "wk"), of_run("events", "RUN", "--topic", "TEXT")
+    ),
     Target("events-worker", Form.TEXT, words("agg-0", "aggregated-1/0"), of_run("events", "RUN", "--worker", "TEXT")),
     Target("events-request", Form.TEXT, words("1", "20"), of_run("events", "RUN", "--request", "TEXT")),
     Target("events-since", Form.TEXT, words("1", "20.5"), of_run("events", "RUN", "--since", "TEXT")),
@@ -544,5 +586,10 @@ TARGETS = [
     Target("capacity", Form.TEXT, words("device=5", "host_pinned=64"), of_run("validate", "RUN", "--capacity", "TEXT")),
     Target("select", Form.TEXT, words("KV001", "KV1,KV2", "residency"), of_run("validate", "RUN", "--select", "TEXT")),
     Target("endpoint", Form.TEXT, words("w0=tcp://127.0.0.1:1", "ipc:///nowhere"), of_run("validate", "TEXT", "RUN")),
-    Target("variant", Form.TEXT, words("other", "again"), of_run("run", str(scratch() / "small.yaml"), "--variant", "TEXT", "--seed", "x")),
+    Target(
+        "variant",
+        Form.TEXT,
+        words("other", "again"),
+        of_run("run", str(scratch() / "small.yaml"), "--variant", "TEXT", "--seed", "x"),
+    ),
 ]

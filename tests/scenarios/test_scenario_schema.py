@@ -71,12 +71,14 @@ NAN, INF = math.nan, math.inf
 NEVER_NUMBERS = [True, False, "8", "x", "", [], {}, [1], NAN, INF, -INF]
 BAD = {
     "count": [*NEVER_NUMBERS, None, 0, -1, -(10**30), 10**30, 2.0, 1.5],
+    "bounded": [*NEVER_NUMBERS, None, 0, -1, -(10**30), 10**30, 2.0, 1.5],
     "natural": [*NEVER_NUMBERS, None, -1, 10**30, 0.0],
     "at least 2": [*NEVER_NUMBERS, 1, 0, -4, 10**30, 4.0],
     "u64": [*NEVER_NUMBERS, None, -1, 2**64, 1.0],
     "amount": [*NEVER_NUMBERS, None, -1, -1e-300, 10**400],
-    "bandwidth": [*NEVER_NUMBERS, None, -1, -1e-300, 10**400],
+    "zero or more": [*NEVER_NUMBERS, None, -1, -1e-300, 1e-10, 10**400],
     "positive": [*NEVER_NUMBERS, None, -1, 0, 0.0, -0.0, 10**400],
+    "rate": [*NEVER_NUMBERS, None, -1, 0, 1e-300, 10**400],
     "ratio": [*NEVER_NUMBERS, None, -0.1, 1.0000001, 2],
     "bool": [None, 0, 1, 1.0, "yes", "true", "", [], {}],
     "choice": [None, True, False, 0, 1, 1.5, "", "othr", [], {}],
@@ -86,12 +88,14 @@ BAD = {
 }
 GOOD: dict[str, list[Any]] = {
     "count": [1, 2**31 - 1],
+    "bounded": [1, 1000],
     "natural": [0, 7],
     "at least 2": [2, 512],
     "u64": [0, 2**64 - 1],
     "amount": [0, 0.0, -0.0, 2, 1.5, 5e-324],
-    "bandwidth": [0, 0.0, -0.0, 2, 1.5, 1e-290],
+    "zero or more": [0, 0.0, -0.0, 2, 1.5, 1e-9, 1e300],
     "positive": [1, 1e-300, 2.5],
+    "rate": [1, 1e-10, 2.5],
     "ratio": [0, 1, 0.5, 5e-324],
     "bool": [True, False],
     "choice": [],
@@ -128,9 +132,9 @@ FIELDS = {
     "engine.context_length": Case(aggregated, "count", ("max",)),
     "engine.enable_chunked_prefill": Case(aggregated, "bool", NULL),
     AGG + "context_length": Case(aggregated, "count", NULL),
-    AGG + "parallelism.replicas": Case(aggregated, "count"),
+    AGG + "parallelism.replicas": Case(aggregated, "bounded"),
     AGG + "parallelism.tensor": Case(aggregated, "count"),
-    AGG + "parallelism.attention_data": Case(aggregated, "count"),
+    AGG + "parallelism.attention_data": Case(aggregated, "bounded"),
     AGG + "scheduler.max_batched_tokens": Case(aggregated, "count", NULL),
     AGG + "scheduler.max_sequences": Case(aggregated, "count", NULL),
     AGG + "scheduler.chunked_prefill": Case(aggregated, "bool"),
@@ -139,21 +143,21 @@ FIELDS = {
     AGG + "kv_cache.prefix_caching": Case(aggregated, "bool"),
     AGG + "kv_cache.bytes_per_token": Case(aggregated, "count", ("auto", None)),
     AGG + "kv_cache.capacity.type": Case(aggregated, "choice", ("fixed",)),
-    AGG + "kv_cache.capacity.blocks": Case(aggregated, "count"),
+    AGG + "kv_cache.capacity.blocks": Case(aggregated, "bounded"),
     HOSTED + "scope": Case(with_host, "choice", ("dp_rank_local", "cluster_shared")),
     HOSTED + "num_host_blocks": Case(with_host, "count"),
-    HOSTED + "d2h_bandwidth_gbps": Case(with_host, "bandwidth"),
-    HOSTED + "h2d_bandwidth_gbps": Case(with_host, "bandwidth"),
-    HOSTED + "shared_d2h_bandwidth_gbps": Case(with_host, "bandwidth"),
-    HOSTED + "shared_h2d_bandwidth_gbps": Case(with_host, "bandwidth"),
+    HOSTED + "d2h_bandwidth_gbps": Case(with_host, "zero or more"),
+    HOSTED + "h2d_bandwidth_gbps": Case(with_host, "zero or more"),
+    HOSTED + "shared_d2h_bandwidth_gbps": Case(with_host, "zero or more"),
+    HOSTED + "shared_h2d_bandwidth_gbps": Case(with_host, "zero or more"),
     HOSTED + "latency_to_first_byte_ms": Case(with_host, "amount"),
     HOSTED + "kv_layout_id": Case(with_host, "text", NULL),
     HOSTED + "sharing": Case(with_host, "choice", ("max_min", "equal_share")),
     AGG + "timing.type": Case(aggregated, "choice", ("fixed",)),
     AGG + "timing.prefill_ms": Case(aggregated, "amount"),
     AGG + "timing.decode_ms": Case(aggregated, "amount"),
-    AGG + "timing.speedup_ratio": Case(aggregated, "amount"),
-    AGG + "timing.decode_speedup_ratio": Case(aggregated, "amount"),
+    AGG + "timing.speedup_ratio": Case(aggregated, "zero or more"),
+    AGG + "timing.decode_speedup_ratio": Case(aggregated, "zero or more"),
     "router.policy": Case(aggregated, "text", ("round_robin", "dynamo_kv", "kv_router")),
     "router.kv_event_lag_ms": Case(aggregated, "amount"),
     "router.tie_break": Case(aggregated, "choice", ("lowest", "random")),
@@ -161,11 +165,11 @@ FIELDS = {
     "evaluation.sla.itl_ms": Case(aggregated, "positive", NULL),
     "evaluation.sla.e2e_ms": Case(aggregated, "positive", NULL),
     "traffic.source.type": Case(aggregated, "choice", ("synthetic",)),
-    "traffic.source.input_tokens": Case(aggregated, "count"),
-    "traffic.source.output_tokens": Case(aggregated, "count"),
-    "traffic.source.new_input_tokens_per_turn": Case(sessions, "count"),
-    "traffic.source.output_tokens_per_turn": Case(sessions, "count"),
-    SESSION + "turns": Case(sessions, "count"),
+    "traffic.source.input_tokens": Case(aggregated, "bounded"),
+    "traffic.source.output_tokens": Case(aggregated, "bounded"),
+    "traffic.source.new_input_tokens_per_turn": Case(sessions, "bounded"),
+    "traffic.source.output_tokens_per_turn": Case(sessions, "bounded"),
+    SESSION + "turns": Case(sessions, "bounded"),
     SESSION + "prefix_groups": Case(sessions, "natural"),
     SESSION + "shared_prefix_ratio": Case(lambda: changed(sessions(), {SESSION + "prefix_groups": 1}), "ratio"),
     SESSION + "inter_turn_delay_ms": Case(sessions, "amount"),
@@ -184,16 +188,16 @@ FIELDS = {
     ),
     "traffic.load.type": Case(aggregated, "choice", ("concurrency",)),
     "traffic.load.concurrency": Case(aggregated, "count"),
-    "traffic.load.sessions_per_second": Case(sessions, "positive"),
+    "traffic.load.sessions_per_second": Case(sessions, "rate"),
     "traffic.load.seed": Case(sessions, "u64", NULL),
     "traffic.load.interval_ms": Case(
         lambda: changed(aggregated(), {"traffic.load": {"type": "constant_rate"}}), "amount", null_is_missing=True
     ),
     "traffic.load.requests_per_second": Case(
-        lambda: changed(aggregated(), {"traffic.load": {"type": "constant_rate"}}), "positive"
+        lambda: changed(aggregated(), {"traffic.load": {"type": "constant_rate"}}), "rate"
     ),
     "traffic.load.speedup": Case(traced, "positive", NULL),
-    "traffic.load.agentic_lanes": Case(lambda: traced("weka"), "count", NULL),
+    "traffic.load.agentic_lanes": Case(lambda: traced("weka"), "bounded", NULL),
     "traffic.load.agentic_snapshot.seed": Case(profiled, "u64"),
     "traffic.load.agentic_warmup": Case(profiled, "bool"),
     **{
@@ -204,8 +208,8 @@ FIELDS = {
         )
         for key in keys
     },
-    "traffic.stop.requests": Case(aggregated, "count"),
-    "traffic.stop.sessions": Case(sessions, "count"),
+    "traffic.stop.requests": Case(aggregated, "bounded"),
+    "traffic.stop.sessions": Case(sessions, "bounded"),
     "traffic.stop.requests_per_load_unit": Case(
         lambda: changed(aggregated(), {"traffic.stop": {}}), "positive", null_is_missing=True
     ),
@@ -419,9 +423,19 @@ class TestAgreement:
             ),
             (with_host, {AGG + "kv_cache.bytes_per_token": "auto"}, AGG + "kv_cache.bytes_per_token", "got 'auto'"),
             (with_host, {HOSTED + "d2h_bandwidth_gbps": 1e-320}, HOSTED + "d2h_bandwidth_gbps", "got 1e-320"),
-            (with_host, {HOSTED + "h2d_bandwidth_gbps": 1e-320}, HOSTED + "h2d_bandwidth_gbps", "never ends"),
-            (agentic_g2, {HOSTED + "shared_d2h_bandwidth_gbps": 1e-320}, HOSTED + "shared_d2h_bandwidth_gbps", "never"),
-            (agentic_g2, {HOSTED + "shared_h2d_bandwidth_gbps": 1e-320}, HOSTED + "shared_h2d_bandwidth_gbps", "never"),
+            (with_host, {HOSTED + "h2d_bandwidth_gbps": 1e-320}, HOSTED + "h2d_bandwidth_gbps", "got 1e-320"),
+            (
+                agentic_g2,
+                {HOSTED + "shared_d2h_bandwidth_gbps": 1e-320},
+                HOSTED + "shared_d2h_bandwidth_gbps",
+                "1e-320",
+            ),
+            (
+                agentic_g2,
+                {HOSTED + "shared_h2d_bandwidth_gbps": 1e-320},
+                HOSTED + "shared_h2d_bandwidth_gbps",
+                "1e-320",
+            ),
             (agentic_g2, {HOSTED + "kv_layout_id": None}, HOSTED + "kv_layout_id", "got None"),
             (
                 aggregated,
@@ -504,7 +518,7 @@ class TestAgreement:
                 aggregated,
                 {"traffic.load": {"type": "poisson", "requests_per_second": 1e-320}},
                 "traffic.load.requests_per_second",
-                "interval is finite",
+                "interval is at most",
             ),
             (aggregated, {"traffic.stop.sessions": 3}, "traffic.stop.sessions", "only with source type"),
             (sessions, {"traffic.stop.requests": 3}, "traffic.stop.requests", "only with source type"),
@@ -549,11 +563,6 @@ class TestAgreement:
         assert error.field == field
         assert said in str(error)
         assert "allowed: " in str(error)
-
-    @pytest.mark.parametrize("key", ["d2h_bandwidth_gbps", "h2d_bandwidth_gbps"])
-    def test_what_only_matters_to_a_shared_tier_is_no_matter_to_a_private_one(self, key: str) -> None:
-        scenario = Scenario.from_dict(changed(with_host(), {HOSTED + f"shared_{key}": 1e-320}))
-        assert scenario.deployment.pools[0].rank.host is not None
 
 
 class TestWhatIsBuilt:
@@ -677,7 +686,7 @@ class TestWhatIsBuilt:
         assert values == before
         assert expected.trace_path == Path("/b/t")
 
-    @pytest.mark.parametrize(("size", "blocks"), [(4000, 1), (7999, 1), (8000, 2), (4000 * (2**31 - 1), 2**31 - 1)])
+    @pytest.mark.parametrize(("size", "blocks"), [(4000, 1), (7999, 1), (8000, 2), (4000 * 2**25, 2**25)])
     def test_a_capacity_in_bytes_is_whole_blocks(self, size: int, blocks: int) -> None:
         values = changed(aggregated(), {AGG + "kv_cache.capacity": {"type": "fixed", "bytes": size}})
         assert Scenario.from_dict(values).deployment.pools[0].rank.gpu_blocks == blocks
@@ -865,8 +874,8 @@ class TestDisaggregated:
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=6).filter(str.strip)
-COUNTS = st.integers(1, 10**6)
-FLOATS = st.floats(0, 1e9)
+COUNTS = st.integers(1, 1000)
+FLOATS = st.just(0.0) | st.floats(1e-6, 1e9)
 POSITIVE = st.floats(1e-3, 1e9)
 
 
