@@ -55,12 +55,14 @@ def check_sizes(tree: dict[str, Any], document: Document) -> None:
     if source["type"] == "synthetic":
         check(traffic["count"], MAX_REQUESTS, "requests", "traffic", "stop", "requests")
         return
-    at, turns = ("traffic", "source"), source["session"]["turns"]
+    turns = source["session"]["turns"]
     check(traffic["count"] * turns, MAX_REQUESTS, "turns in all", "traffic", "stop", "sessions")
     tokens = source["new_input_tokens_per_turn"]
     if source["session"]["accumulate"]:
         whole = turns * (tokens + source["output_tokens_per_turn"])
-        check(whole, MAX_TOKENS, "tokens in a session's last prompt and answer", *at, "session", "turns")
+        check(
+            whole, MAX_TOKENS, "tokens in a session's last prompt and answer", "traffic", "source", "session", "turns"
+        )
     block_size = min((worker["kv_cache"]["block_size"] for _, worker in roles(tree)), default=COUNT_MAX)
     made = traffic["count"] * turns * -(-tokens // block_size)
-    check(made, MAX_PROMPT_BLOCKS, "prompt blocks of all turns", *at, "new_input_tokens_per_turn")
+    check(made, MAX_PROMPT_BLOCKS, "prompt blocks of all turns", "traffic", "source", "new_input_tokens_per_turn")

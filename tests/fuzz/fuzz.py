@@ -4,8 +4,8 @@
 
 For each target N examples are made by damaging valid samples (``mutations``), and read (``targets``). An example must
 be taken or refused as bad input, within ``CPU_S`` of processor time and ``MEMORY_BYTES`` of address space. The first
-one that is not is shrunk, kept as a file and printed. With --atheris the same examples are chosen by coverage, until the
-seconds are over; that needs ``pip install atheris``.
+one that is not is shrunk, kept as a file and printed. With --atheris the same examples are chosen by coverage, until
+the seconds are over; that needs ``pip install atheris``.
 """
 
 from __future__ import annotations

@@ -551,11 +551,15 @@ TARGETS = [
     ),
     Target("vllm-batch", Form.MSGPACK, batches, read_batch),
     Target("vllm-frames", Form.TEXT, frame_samples, read_frames),
-    Target("publish", Form.LINES, lambda: [NEUTRAL], publish_lines),
+    Target("publish", Form.LINES, lambda: [NEUTRAL.replace(b'"0x1f"', b"31")], publish_lines),
     Target(
         "policy",
         Form.TEXT,
-        words("dynamo_kv,overlap_weight=2.0,temperature=0.5", "least_loaded", "kv_router\x1fa=[1, 2]"),
+        words(
+            "dynamo_kv,overlap_score_weight=2.0,router_temperature=0.5",
+            "least_loaded",
+            "kv_router\x1frouter_queue_threshold=0.5",
+        ),
         option_text(policy_option),
     ),
     Target(
