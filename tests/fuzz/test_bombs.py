@@ -187,7 +187,11 @@ def test_msgpack_that_claims_more_than_it_has_is_a_finding_in_logs_and_messages(
     assert "deep.g2log: record 4 at byte " in stderr
     validator = Validator(Options())
     check_files(files, validator)
-    bad = {Path(finding.where.partition(":")[0]).name for finding in validator.findings.kept if finding.code in ("KV001", "KV002")}
+    bad = {
+        Path(finding.where.partition(":")[0]).name
+        for finding in validator.findings.kept
+        if finding.code in ("KV001", "KV002")
+    }
     assert bad == {file.name for file in files}
 
 
