@@ -134,8 +134,7 @@ def _connected(address: str) -> Iterator[Any]:
         client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError, RuntimeError, TypeError):  # not all are of the net: what answers may be anything
         problem = f"no Dask scheduler answered there within {CONNECT_S:g} s"
-        hint = "start one with: dask scheduler"
-    raise ConfigError("--dask", problem=problem, got=address, hint=hint) from None
+        raise ConfigError("--dask", problem=problem, got=address, hint="start one with: dask scheduler") from None
     try:
         yield client
     finally:

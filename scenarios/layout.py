@@ -330,7 +330,7 @@ FAULT = Variants(
         FaultKind.ROUTER_RESTART: section(*_STRUCK),
         FaultKind.PUBLISHER_RESET: section(*_STRUCK_RANK),
         FaultKind.WORKER_CRASH: section(
-            *_STRUCK_WORKER, Field("detect_ms", _AMOUNT, 0.0), Field("requests", choice(*OnCrash), OnCrash.FAIL)
+            *_STRUCK_WORKER, Field("detect_ms", _MS, 0.0), Field("requests", choice(*OnCrash), OnCrash.FAIL)
         ),
         FaultKind.DISCOVERY_FLAP: section(*_STRUCK_WORKER),
     },

@@ -259,7 +259,7 @@ GOOD: Values = {"type": "loss", "from_ms": 0, "until_ms": 10, "probability": 0.5
     [
         ({"type": "worker_crash"}, "faults.plan[0].probability", "only with type loss"),
         ({"until_ms": 0}, "faults.plan[0].until_ms", "above from_ms"),
-        ({"from_ms": -1}, "faults.plan[0].from_ms", "0 or more"),
+        ({"from_ms": -1}, "faults.plan[0].from_ms", "a number of ms from 0 to 2**53"),
         ({"probability": 0}, "faults.plan[0].probability", "above 0"),
         ({"probability": True}, "faults.plan[0].probability", "above 0"),
         ({"worker": 3}, "faults.plan[0].worker", "0 to 2"),
@@ -286,7 +286,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         (with_faults(slow), "faults.plan[0].lag_max_ms", "at least lag_ms"),
         (with_faults(), "faults.plan", "at least one fault"),
         (with_faults({**GOOD, "name": "a"}, {**GOOD, "name": "a"}), "faults.plan[1].name", "two faults"),
-        (with_faults(GOOD, heartbeat_ms=0), "faults.recovery.heartbeat_ms", "above 0"),
+        (with_faults(GOOD, heartbeat_ms=0), "faults.recovery.heartbeat_ms", "a number of ms from 0.001"),
         (with_faults(GOOD, mode="none"), "faults.recovery.mode", "replay, snapshot"),
         (with_faults(GOOD) | {"router": {"policy": "round_robin"}}, "faults", "does not look at KV events"),
     ]

@@ -62,6 +62,10 @@ def attempt(target: Target, data: bytes) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
+_BATCH = 100
+"""Examples after which hypothesis begins anew; it remembers all that it has drawn, and memory is bounded."""
+
+
 def examples(target: Target, count: int, first: int, run: Callable[[bytes], None]) -> None:
     """Calls ``run`` with ``count`` damaged samples; hypothesis shrinks one that raises."""
     samples = target.samples()
@@ -96,7 +100,8 @@ def fuzz(target: Target, count: int, first: int) -> tuple[int, bytes | None, Bas
             raise
 
     try:
-        examples(target, count, first, run)
+        for done in range(0, count, _BATCH):
+            examples(target, min(_BATCH, count - done), first + done, run)
     except KeyboardInterrupt:
         raise
     except BaseException as fault:

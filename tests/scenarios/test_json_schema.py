@@ -157,4 +157,4 @@ def test_every_key_has_a_meaning_which_editors_and_the_reference_show() -> None:
     )
     page = render_scenario()
     assert "| `scheduler.max_sequences` | a positive integer, or null for no limit | `256`, prefill: `1` |" in page
-    assert "| `lag_ms` (lag) | a finite number, 0 or more | required |" in page
+    assert "| `lag_ms` (lag) | a number of ms from 0 to 2**53 | required |" in page
