@@ -30,8 +30,10 @@ SILENCE_S: Final = 1.0
 """Time without a message [s] after which the replay socket is asked whether something was lost behind the last one."""
 _MOST_SILENCE_S: Final = 60.0
 """The same [s] at most; it is doubled for a replay socket that does not answer."""
-_LAST_S: Final = 10.0
-"""Longest time for what is queued, and for what was lost at the end [s]."""
+_STALL_S: Final = 0.5
+"""Time without a look at the sockets [s] after which no stream counts as silent: this process itself was held up."""
+_LAST_S: Final = 3.0
+"""Longest time for what is queued at the end [s]."""
 
 
 def import_zmq() -> ModuleType:
@@ -135,6 +137,7 @@ class Listener:
         self._timeout_s = replay_timeout_s
         self._start = time.monotonic()
         self._deadline = None if for_s is None else self._start + for_s
+        self._looked = self._start
         self._context = zmq.Context()
         self._streams: dict[Any, _Stream] = {}
         self._monitors: dict[Any, _Stream] = {}
@@ -171,13 +174,19 @@ class Listener:
         while not self._over():
             yield from self._come(_POLL_MS)
             silent = min(self._streams.values(), key=lambda stream: stream.ask_at)
-            if time.monotonic() >= silent.ask_at and not self._over():
+            now = time.monotonic()
+            if now - self._looked > _STALL_S:
+                for stream in self._streams.values():
+                    stream.ask_at = max(stream.ask_at, now + SILENCE_S)
+            elif now >= silent.ask_at and not self._over():
                 yield from self._ask_silent(silent)
         yield from self._last()
 
     def _come(self, wait_ms: int) -> Iterator[Received]:
         """One message of each stream that has one."""
-        for socket, _ in self._poller.poll(wait_ms):
+        ready = self._poller.poll(wait_ms)
+        self._looked = time.monotonic()
+        for socket, _ in ready:
             if socket in self._monitors:
                 socket.recv_multipart()
                 self._monitors[socket].heard.lost_contact()

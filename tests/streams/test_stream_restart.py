@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,8 @@ import zmq
 
 from g2sim.actors.kv.wire import STORED, EngineFields, StreamEvent
 from g2sim.actors.kv.wire_vllm import Batch, Message, encode_batch, message_frames
+from g2sim.scenarios import live_streams
+from g2sim.scenarios.live_streams import Endpoint, Listener
 from g2sim.scenarios.publish_streams import Publisher
 from g2sim.scenarios.stream_sources import MessageReader
 from g2sim.scenarios.validate import Source, Validator, Verdict
@@ -146,6 +150,34 @@ def test_a_capture_tells_the_same_as_the_listening(tmp_path: Path) -> None:
     assert (not_fetched.last_event_id, not_fetched.restarts, not_fetched.tail_confirmed) == (4, [2], False)
     capture.write_bytes(capture.read_bytes()[:-150])  # without its end, nothing is known of the tail
     assert [verdict.tail_confirmed for verdict in checked(capture)[1]] == [False, False]
+
+
+def test_a_listener_that_was_held_up_takes_what_is_queued_before_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    held_up_s = 0.0
+    monkeypatch.setattr(live_streams, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + held_up_s))
+    context = zmq.Context()
+    first, second = publishers = [Publisher(context, "127.0.0.1", history=2) for _ in range(2)]
+    endpoints = [
+        Endpoint(name=f"w{idx}", live=p.endpoint, replay=p.replay_endpoint) for idx, p in enumerate(publishers)
+    ]
+    try:
+        with Listener(endpoints, threading.Event(), for_s=30, replay_timeout_s=0.1) as listener:
+            while not all(publisher.subscribers for publisher in publishers):
+                for publisher in publishers:
+                    publisher.serve(1)
+            first.send(message(1, 0))
+            got = listener.messages()
+            assert next(got).endpoint.name == "w0"
+            held_up_s = 10.0
+            for number in range(5):
+                second.send(message(1, number))
+            assert next(got).endpoint.name == "w1"
+            second.serve(100)
+            assert second.asked == []
+    finally:
+        for publisher in publishers:
+            publisher.close()
+        context.destroy(0)
 
 
 # -- by numbers alone
