@@ -12,14 +12,16 @@ from __future__ import annotations
 import operator
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from g2sim.actors.membership.events import WorkerStateKnown
+from g2sim.actors.config import PoolConfig
+from g2sim.actors.membership.events import CachesCleared, WorkerStateKnown
 from g2sim.actors.router.events import FaultBegan, IndexCompared
+from g2sim.actors.router.faults import Fault, FaultKind
 from g2sim.actors.router.registry import make_policy
 from g2sim.bus.errors import ConfigError, InvariantViolation, close_to, shorten
 from g2sim.bus.events import BY_CLASS, BY_TAG, Record
@@ -233,16 +235,35 @@ def _outline(scenario: Scenario) -> Report:
     sees_blocks = not is_built_in(router.policy) or make_policy(router.policy, router.options).sees_blocks
     for fault in () if scenario.faults is None else scenario.faults.faults:
         for config in scenario.deployment.pools:
-            pool, name, events = config.role.pool_name, fault.name, list[Any]()
+            pool, events = config.role.pool_name, list[Any]()
             if sees_blocks and fault.pool in (None, pool):
-                events.append(FaultBegan(pool=pool, fault=name, kind=fault.kind.value))
+                events.append(FaultBegan(pool=pool, fault=fault.name, kind=fault.kind.value))
                 events.append(IndexCompared(pool=pool, phantom_blocks=0, unseen_blocks=0, under_way=0))
             if fault.kind.is_membership:
-                for worker in fault.workers_of(pool, config.workers):
-                    events.append(WorkerStateKnown(pool=pool, worker=worker, state="ready", fault=name))
+                events += _struck(fault, config)
             for event in events:
                 fold.apply(Record(time_ms=0.0, source=pool, cause=0, event=event))
     return fold.finish()
+
+
+def _struck(fault: Fault, config: PoolConfig) -> Iterator[Any]:
+    """One event for each worker or rank of a pool that the report will have something of."""
+    pool = config.role.pool_name
+    for worker in fault.workers_of(pool, config.workers):
+        if fault.kind is not FaultKind.CACHE_CLEAR:
+            yield WorkerStateKnown(pool=pool, worker=worker, state="ready", fault=fault.name)
+            continue
+        for dp_rank in range(config.dp_size):
+            if fault.strikes(worker, dp_rank):
+                yield CachesCleared(
+                    worker=worker,
+                    role=config.role.value,
+                    dp_rank=dp_rank,
+                    fault=fault.name,
+                    device_dropped_blocks=0,
+                    device_kept_blocks=0,
+                    host_dropped_blocks=0,
+                )
 
 
 def _info(scenario: Scenario, seed: int) -> RunInfo:

@@ -11,14 +11,15 @@ from typing import Any
 
 import attrs
 
-from g2sim.actors.config import WorkerRole
+from g2sim.actors.config import HostScope, WorkerRole
+from g2sim.actors.kv.events import Tier
 from g2sim.actors.router.faults import Fault, FaultKind, FaultPlan, RecoveryConfig
 from g2sim.actors.router.registry import make_policy
 from g2sim.scenarios.fields import ABSENT
 from g2sim.scenarios.layout import FAULT
 from g2sim.scenarios.policy_source import is_built_in
 from g2sim.scenarios.support import roles
-from g2sim.scenarios.yaml_source import Document
+from g2sim.scenarios.yaml_source import Document, KeyPath
 
 Values = dict[str, Any]
 
@@ -57,12 +58,11 @@ def settle_faults(tree: Values, document: Document) -> None:
             if fault["until_ms"] < fault["from_ms"]:
                 allowed = f"from_ms {fault['from_ms']}, or later"
                 raise document.error((*at, "until_ms"), got=fault["until_ms"], allowed=allowed)
-        elif not fault["until_ms"] > fault["from_ms"]:
+        elif "until_ms" in fault and not fault["until_ms"] > fault["from_ms"]:
             raise document.error((*at, "until_ms"), got=fault["until_ms"], allowed=f"above from_ms {fault['from_ms']}")
-        if limit_ms is not None and fault["until_ms"] > limit_ms:
-            raise document.error(
-                (*at, "until_ms"), got=fault["until_ms"], allowed=f"at most the virtual time limit, {limit_ms}"
-            )
+        if limit_ms is not None and _stop_ms(fault) > limit_ms:
+            key = "until_ms" if "until_ms" in fault else "from_ms"
+            raise document.error((*at, key), got=fault[key], allowed=f"at most the virtual time limit, {limit_ms}")
         if fault["pool"] is not None and fault["pool"] not in ranks:
             raise document.error((*at, "pool"), got=fault["pool"], allowed=f"{', '.join(ranks)}, or null for all")
         struck = [counts for pool, counts in ranks.items() if fault["pool"] in (None, pool)]
@@ -77,16 +77,44 @@ def settle_faults(tree: Values, document: Document) -> None:
                 raise document.error(
                     (*at, "lag_max_ms"), got=fault["lag_max_ms"], allowed=f"at least lag_ms, {fault['lag_ms']}"
                 )
+        if fault["type"] == FaultKind.CACHE_CLEAR:
+            _check_tier(fault, at, tree, document)
     _settle_membership(plan, ranks, router, document)
+
+
+def _stop_ms(fault: Values) -> float:
+    """When a fault is over; one that is of an instant has no ``until_ms``."""
+    return float(fault["until_ms"] if "until_ms" in fault else fault["from_ms"])
+
+
+def _check_tier(fault: Values, at: KeyPath, tree: Values, document: Document) -> None:
+    """A shared host pool can only be cleared for all of its ranks, and there must be something to clear."""
+    if fault["tier"] == Tier.DEVICE:
+        return
+    hosts = [
+        worker["kv_cache"]["host_offload"]
+        for role, worker in roles(tree)
+        if fault["pool"] in (None, WorkerRole(role).pool_name)
+    ]
+    if fault["tier"] is not None and not any(hosts):
+        raise document.error((*at, "tier"), problem="there is no host tier", got=fault["tier"], allowed=Tier.DEVICE)
+    part = next((key for key in ("worker", "dp_rank", "pool") if fault[key] is not None), None)
+    if part is not None and any(host and host["scope"] == HostScope.CLUSTER_SHARED for host in hosts):
+        raise document.error(
+            (*at, part),
+            problem="the host pool is shared, so it is cleared for all ranks or for none",
+            got=fault[part],
+            allowed=f"tier: {Tier.DEVICE}, or no pool, worker and dp_rank",
+        )
 
 
 def _settle_membership(
     plan: Sequence[Values], ranks: Mapping[str, tuple[int, int]], router: Values, document: Document
 ) -> None:
-    """Checks the faults that strike whole workers: one at a time for each worker."""
+    """Checks the faults that strike workers: one at a time for each worker."""
     taken: dict[tuple[str, int], list[tuple[float, float, str]]] = {}
     for idx, fault in enumerate(plan):
-        at, start_ms, stop_ms = ("faults", "plan", idx), fault["from_ms"], fault["until_ms"]
+        at, start_ms, stop_ms = ("faults", "plan", idx), fault["from_ms"], _stop_ms(fault)
         if not FaultKind(fault["type"]).is_membership:
             continue
         if not start_ms > 0.0:
@@ -116,7 +144,7 @@ def _settle_membership(
                             (*at, "from_ms"),
                             problem=f"{other} strikes worker {worker} of pool {pool} at that time too",
                             got=start_ms,
-                            allowed="one fault at a time that strikes a whole worker",
+                            allowed="one fault at a time that strikes a worker",
                         )
                 others.append((start_ms, stop_ms, fault["name"]))
 
@@ -127,7 +155,10 @@ def read_plan(values: Mapping[str, Any] | None) -> FaultPlan | None:
         return None
     return FaultPlan(
         faults=tuple(
-            Fault(kind=fault["type"], **{key: value for key, value in fault.items() if key != "type"})
+            Fault(
+                kind=fault["type"],
+                **{"until_ms": _stop_ms(fault)} | {key: value for key, value in fault.items() if key != "type"},
+            )
             for fault in values["plan"]
         ),
         recovery=RecoveryConfig(**values["recovery"]),

@@ -167,6 +167,7 @@ MEANINGS: Mapping[str, str] = {
     "faults.plan[].probability": "of each message to be struck",
     "faults.plan[].hold_ms": "for how long a struck message is held up",
     "faults.plan[].detect_ms": "from a crash until routers know, and its requests end or are placed anew",
+    "faults.plan[].tier": "what is cleared; left out, both tiers",
     "faults.plan[].requests": "what becomes of a dead worker's requests: they fail, or are submitted again",
 }
 

@@ -15,6 +15,7 @@ import math
 import attrs
 
 from g2sim.actors.config import HostScope, PreemptionMode, Sharing, TieBreak, TransferTiming
+from g2sim.actors.kv.events import Tier
 from g2sim.actors.router.faults import FaultKind, OnCrash, RecoveryMode
 from g2sim.actors.traffic.graph import MAX_TIME_MS
 from g2sim.actors.traffic.profile import ProfileOptions
@@ -311,14 +312,13 @@ _EXPECTATION = section(
 
 _CHANCE = number("a number above 0, up to 1", 0.0, 1.0, above=True)
 
-_STRUCK = (
-    Field("name", text("non-blank text"), ABSENT),
-    Field("from_ms", _MS, 0.0),
-    Field("until_ms", _MS),
-    Field("pool", or_null(choice("agg", "prefill", "decode")), None),
-)
-_STRUCK_WORKER = (*_STRUCK, Field("worker", or_null(_NATURAL), None))
-_STRUCK_RANK = (*_STRUCK_WORKER, Field("dp_rank", or_null(_NATURAL), None))
+_BEGUN = (Field("name", text("non-blank text"), ABSENT), Field("from_ms", _MS, 0.0))
+_OF_POOL = Field("pool", or_null(choice("agg", "prefill", "decode")), None)
+_OF_WORKER = Field("worker", or_null(_NATURAL), None)
+_OF_RANK = Field("dp_rank", or_null(_NATURAL), None)
+_STRUCK = (*_BEGUN, Field("until_ms", _MS), _OF_POOL)
+_STRUCK_WORKER = (*_STRUCK, _OF_WORKER)
+_STRUCK_RANK = (*_STRUCK_WORKER, _OF_RANK)
 
 FAULT = Variants(
     cases={
@@ -333,6 +333,9 @@ FAULT = Variants(
             *_STRUCK_WORKER, Field("detect_ms", _MS, 0.0), Field("requests", choice(*OnCrash), OnCrash.FAIL)
         ),
         FaultKind.DISCOVERY_FLAP: section(*_STRUCK_WORKER),
+        FaultKind.CACHE_CLEAR: section(
+            *_BEGUN, _OF_POOL, _OF_WORKER, _OF_RANK, Field("tier", or_null(choice(*Tier)), None)
+        ),
     },
 )
 """One fault; ``settle`` gives it a name."""

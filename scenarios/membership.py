@@ -1,16 +1,22 @@
-"""What the log says of workers that crashed or dropped out of discovery, as a fold.
+"""What the log says of workers that crashed, dropped out of discovery or lost their caches, as a fold.
 
-Owns: the report's section ``membership`` and its table.
+Owns: the report's section ``membership`` and its tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
-from g2sim.actors.membership.events import RequestLost, WorkerCrashed, WorkerRestarted, WorkerStateKnown
+from g2sim.actors.membership.events import (
+    CachesCleared,
+    RequestLost,
+    WorkerCrashed,
+    WorkerRestarted,
+    WorkerStateKnown,
+)
 from g2sim.actors.router.pool import WorkerState
 from g2sim.scenarios.request_rows import POOL_OF_ROLE
 
@@ -22,6 +28,9 @@ DEFINITIONS = {
     "it took it in again",
     "requests_failed, requests_resubmitted": "requests that were lost with the worker, by what became of them",
     "tokens_lost": "tokens that requests had been given which then failed",
+    "device_dropped_blocks, host_dropped_blocks": "blocks that a cleared rank lost; from a shared host pool they count "
+    "at the first rank",
+    "device_kept_blocks": "blocks that stayed, as they were in use",
 }
 
 
@@ -30,21 +39,24 @@ class MembershipFold:
 
     def __init__(self) -> None:
         self._workers: dict[tuple[str, str, int], dict[str, Any]] = {}
+        self._clears: list[dict[str, Any]] = []
         self.handlers: dict[type[Any], Callable[[float, Any], None]] = {
             WorkerCrashed: self._crashed,
             WorkerRestarted: self._restarted,
             WorkerStateKnown: self._known,
+            CachesCleared: self._cleared,
         }
 
     def section(self) -> dict[str, Any] | None:
         """The report's section."""
-        if not self._workers:
+        if not self._workers and not self._clears:
             return None
         return {
             "workers": [
                 {"fault": fault, "pool": pool, "worker": worker, **entry}
                 for (fault, pool, worker), entry in self._workers.items()
             ],
+            "cleared_caches": list(self._clears),
             "definitions": dict(DEFINITIONS),
         }
 
@@ -65,6 +77,20 @@ class MembershipFold:
             entry = self._workers[fault, pool, worker] = dict.fromkeys(times) | dict.fromkeys(counts, 0)
         return entry
 
+    def _cleared(self, time_ms: float, event: CachesCleared) -> None:
+        self._clears.append(
+            {
+                "fault": event.fault,
+                "pool": POOL_OF_ROLE[event.role],
+                "worker": event.worker,
+                "dp_rank": event.dp_rank,
+                "at_ms": time_ms,
+                "device_dropped_blocks": event.device_dropped_blocks,
+                "device_kept_blocks": event.device_kept_blocks,
+                "host_dropped_blocks": event.host_dropped_blocks,
+            }
+        )
+
     def _crashed(self, time_ms: float, event: WorkerCrashed) -> None:
         self._entry(event.fault, POOL_OF_ROLE[event.role], event.worker)["crashed_ms"] = time_ms
 
@@ -83,6 +109,22 @@ class MembershipFold:
 
 def membership_table(section: Mapping[str, Any]) -> str:
     """The section for people, at most 100 columns wide."""
+    return "\n\n".join(
+        table(section[name]) for name, table in (("workers", _away), ("cleared_caches", _cleared)) if section[name]
+    )
+
+
+def _cleared(entries: Sequence[Mapping[str, Any]]) -> str:
+    names = ("device_dropped_blocks", "device_kept_blocks", "host_dropped_blocks")
+    rows = [
+        [one["fault"], f"{one['pool']}-{one['worker']}/{one['dp_rank']}", one["at_ms"], *(one[name] for name in names)]
+        for one in entries
+    ]
+    headers = ["fault", "rank", "at [ms]", "G1 lost\n[blocks]", "G1 kept\n[blocks]", "G2 lost\n[blocks]"]
+    return f"caches that were cleared\n{tabulate(rows, headers=headers)}"
+
+
+def _away(entries: Sequence[Mapping[str, Any]]) -> str:
     names = {
         "crashed_ms": "crashed\n[ms]",
         "removed_ms": "removed\n[ms]",
@@ -92,7 +134,5 @@ def membership_table(section: Mapping[str, Any]) -> str:
         "requests_resubmitted": "resub-\nmitted",
         "tokens_lost": "lost\n[tokens]",
     }
-    rows = [
-        [one["fault"], f"{one['pool']}-{one['worker']}", *(one[name] for name in names)] for one in section["workers"]
-    ]
+    rows = [[one["fault"], f"{one['pool']}-{one['worker']}", *(one[name] for name in names)] for one in entries]
     return f"workers that were away\n{tabulate(rows, headers=['fault', 'worker', *names.values()])}"

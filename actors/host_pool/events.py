@@ -33,7 +33,7 @@ class ClientRetired:
 
 @event("hp.evict")
 class HostBlocksEvicted:
-    """Resident blocks gave way to a store, in eviction order, or were lost together with their memory."""
+    """Resident blocks gave way to a store, in eviction order, or were lost with their memory or in a clear."""
 
     pool: str
     block_hashes: tuple[int, ...]

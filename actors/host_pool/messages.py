@@ -36,6 +36,13 @@ class Retire:
     abrupt: bool = False
 
 
+@attrs.frozen(kw_only=True, slots=True)
+class DropUnused:
+    """Lose the resident blocks that no transfer uses; every client hears of it. Reply: how many (int)."""
+
+    client: int
+
+
 class LookUpOutcome(enum.Enum):
     """MISS: nothing to restore. HIT: ``matched`` blocks can be restored. DEFERRED: wait until a transfer has ended."""
 

@@ -20,6 +20,7 @@ from g2sim.actors.host_pool.messages import (
     QUIET,
     BoundaryReply,
     Completion,
+    DropUnused,
     Join,
     LookUp,
     LookUpOutcome,
@@ -157,6 +158,14 @@ class HostPool:
             self.outbox.append(ev.HostBlocksEvicted(pool=self.name, block_hashes=gone))
         self._transport.restart()
 
+    def drop_unused(self, now_ms: float) -> int:
+        """See ``DropUnused``."""
+        self._catch_up(now_ms)
+        gone = tuple(self._evictable)
+        if gone:
+            self._evict(gone)
+        return len(gone)
+
     # -- restoring
 
     def look_up(self, message: LookUp) -> LookUpReply:
@@ -235,11 +244,7 @@ class HostPool:
             )
             return StoreReply(StoreOutcome.RETRY, None, ())
         if victims:
-            for hash_ in victims:
-                del entries[hash_]
-                del self._evictable[hash_]
-            self.outbox.append(ev.HostBlocksEvicted(pool=self.name, block_hashes=tuple(victims)))
-            self._announce(PoolChange(stored=False, block_hashes=tuple(victims)))
+            self._evict(tuple(victims))
         tokens_hashes = message.chain.tokens_hashes
         for position in missing:
             parent = keys[position - 1] if position else None
@@ -433,6 +438,13 @@ class HostPool:
                     return victims
         return None
 
+    def _evict(self, block_hashes: tuple[int, ...]) -> None:
+        for hash_ in block_hashes:
+            del self._entries[hash_]
+            del self._evictable[hash_]
+        self.outbox.append(ev.HostBlocksEvicted(pool=self.name, block_hashes=block_hashes))
+        self._announce(PoolChange(stored=False, block_hashes=block_hashes))
+
     def _touch(self, keys: Sequence[int]) -> None:
         """Make each evictable block youngest, last to first, so that a prefix is never older than what follows it."""
         evictable = self._evictable
@@ -485,6 +497,7 @@ class HostPool:
 _HANDLERS: dict[type[Any], Callable[[HostPool, Any, float], Any]] = {
     Join: lambda pool, message, now_ms: pool.join(message),
     Retire: lambda pool, message, now_ms: pool.retire(message.client, now_ms, abrupt=message.abrupt),
+    DropUnused: lambda pool, message, now_ms: pool.drop_unused(now_ms),
     LookUp: lambda pool, message, now_ms: pool.look_up(message),
     QueueLoad: lambda pool, message, now_ms: pool.queue_load(message, now_ms),
     PrepareStore: lambda pool, message, now_ms: pool.prepare_store(message, now_ms),

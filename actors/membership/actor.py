@@ -1,7 +1,7 @@
-"""Faults of whole workers, carried out: who is told what, when.
+"""Faults of workers, carried out: who is told what, when.
 
-Owns: the order of things when a worker crashes, is found dead, restarts, or drops out of discovery; what becomes of
-lost requests. Refuses to know: what a worker, a router or a hand-off does about it (they are asked).
+Owns: the order of things when a worker crashes, is found dead, restarts, loses its caches, or drops out of discovery;
+what becomes of lost requests. Refuses to know: what a worker, a router or a hand-off does about it (they are asked).
 
 All of a fault happens at the beginning of its instants, before transfers and passes end there.
 """
@@ -17,6 +17,7 @@ import attrs
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.membership.events import RequestLost
 from g2sim.actors.membership.messages import (
+    ClearCaches,
     Crash,
     LostRequest,
     Restart,
@@ -81,7 +82,7 @@ class MembershipActor:
     """See the module's text.
 
     Args:
-        faults: those that strike whole workers.
+        faults: those that strike workers.
         workers: role -> actor names, by worker number.
         routers: role -> names of its router replicas.
         coordinator: name of the hand-off coordinator, None in an aggregated deployment.
@@ -107,6 +108,7 @@ class MembershipActor:
             "crash": self._crash,
             "detect": self._detect,
             "restart": self._restart,
+            "clear": self._clear,
             "hide": partial(self._tell_routers, WorkerState.DRAINING),
             "show": partial(self._tell_routers, WorkerState.READY),
         }
@@ -119,6 +121,8 @@ class MembershipActor:
                 kernel.post(slot, _Step(fault, "crash"), Phase.FAULT, fault.from_ms)
                 kernel.post(slot, _Step(fault, "detect"), Phase.FAULT, fault.from_ms + fault.detect_ms)
                 kernel.post(slot, _Step(fault, "restart"), Phase.FAULT, fault.until_ms)
+            elif fault.kind is FaultKind.CACHE_CLEAR:
+                kernel.post(slot, _Step(fault, "clear"), Phase.FAULT, fault.from_ms)
             else:
                 kernel.post(slot, _Step(fault, "hide"), Phase.FAULT, fault.from_ms)
                 kernel.post(slot, _Step(fault, "show"), Phase.FAULT, fault.until_ms)
@@ -164,6 +168,10 @@ class MembershipActor:
         if self._coordinator is not None:
             yield Ask(self._coordinator, WorkersAreBack(tuple([target.actor for target in targets])))
         yield from self._tell_routers(WorkerState.READY, fault, port)
+
+    def _clear(self, fault: Fault, port: Port) -> Turn:
+        for target in self._targets(fault):
+            yield Ask(target.actor, ClearCaches(fault.name, fault.dp_rank, fault.tier))
 
     # -- inside
 

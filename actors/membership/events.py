@@ -32,6 +32,24 @@ class WorkerRestarted:
     fault: str
 
 
+@event("mb.clear")
+class CachesCleared:
+    """A rank lost the cached blocks that nobody used. Its KV events say which, at the end of a pass under way.
+
+    Attributes:
+        device_dropped_blocks, host_dropped_blocks: lost; from a shared pool they count at the first rank that asked.
+        device_kept_blocks: still resident, as they are in use.
+    """
+
+    worker: int
+    role: str
+    dp_rank: int
+    fault: str
+    device_dropped_blocks: int
+    device_kept_blocks: int
+    host_dropped_blocks: int
+
+
 @event("mb.know")
 class WorkerStateKnown:
     """A router learned of a worker.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from g2sim.actors.kv.events import Tier
 from g2sim.actors.router.pool import WorkerState
 
 
@@ -19,6 +20,19 @@ class Restart:
     """Told to a worker that has crashed: its new process begins, empty. Reply: None."""
 
     fault: str
+
+
+@attrs.frozen(slots=True)
+class ClearCaches:
+    """Told to a worker: the cached blocks that nobody uses are lost. Reply: None.
+
+    Attributes:
+        dp_rank: of this rank only, None for all; ``tier``: of this one only, None for both.
+    """
+
+    fault: str
+    dp_rank: int | None
+    tier: Tier | None
 
 
 @attrs.frozen(slots=True)

@@ -6,6 +6,8 @@ import enum
 
 import attrs
 
+from g2sim.actors.kv.events import Tier
+
 
 class FaultKind(enum.StrEnum):
     """What a fault does from its beginning to its end."""
@@ -28,11 +30,13 @@ class FaultKind(enum.StrEnum):
     """A worker's process dies, and at the end another takes its place, empty."""
     DISCOVERY_FLAP = "discovery_flap"
     """Routers do not find a worker, which goes on; they keep what they know of it, and send it nothing new."""
+    CACHE_CLEAR = "cache_clear"
+    """Ranks lose, at one instant, the cached blocks that nobody uses."""
 
     @property
     def is_membership(self) -> bool:
-        """Whether it strikes whole workers, and not messages or streams; every router notices."""
-        return self in (FaultKind.WORKER_CRASH, FaultKind.DISCOVERY_FLAP)
+        """Whether it strikes workers, and not messages or streams."""
+        return self in (FaultKind.WORKER_CRASH, FaultKind.DISCOVERY_FLAP, FaultKind.CACHE_CLEAR)
 
 
 class OnCrash(enum.StrEnum):
@@ -62,6 +66,7 @@ class Fault:
         hold_ms: how long a message is held up [ms] (reordering).
         detect_ms: from a crash until routers know, and its requests end or are placed anew [ms].
         requests: what becomes of them.
+        tier: what is cleared, None both tiers (cache_clear).
     """
 
     name: str
@@ -77,6 +82,7 @@ class Fault:
     hold_ms: float = 0.0
     detect_ms: float = 0.0
     requests: OnCrash = OnCrash.FAIL
+    tier: Tier | None = None
 
     def workers_of(self, pool: str, workers: int) -> list[int]:
         """The workers that it is about, of a pool with so many."""
@@ -122,7 +128,7 @@ class FaultPlan:
 
     @property
     def membership(self) -> tuple[Fault, ...]:
-        """The faults that strike whole workers."""
+        """The faults that strike workers."""
         return tuple(fault for fault in self.faults if fault.kind.is_membership)
 
     def of_pool(self, pool: str) -> FaultPlan:

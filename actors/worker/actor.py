@@ -13,12 +13,12 @@ import attrs
 
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.handoff import events as handoff_events
-from g2sim.actors.host_pool.messages import HostProgress, Join, PoolChange, Retire
+from g2sim.actors.host_pool.messages import DropUnused, HostProgress, Join, PoolChange, Retire
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import Link
-from g2sim.actors.kv.events import BlocksRemoved, BlocksStored, Tier
-from g2sim.actors.membership.events import WorkerCrashed, WorkerRestarted
-from g2sim.actors.membership.messages import Crash, LostRequest, Restart, TakeLost
+from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
+from g2sim.actors.membership.events import CachesCleared, WorkerCrashed, WorkerRestarted
+from g2sim.actors.membership.messages import ClearCaches, Crash, LostRequest, Restart, TakeLost
 from g2sim.actors.phases import Phase
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker import events as ev
@@ -152,6 +152,8 @@ class WorkerActor:
             return self._begin(port)
         if kind is Crash:
             return self._crash(message, port)
+        if kind is ClearCaches:
+            return self._clear(message, port)
         raise ProtocolError(f"{self.name}: no use for a {kind.__name__}")
 
     @property
@@ -353,6 +355,44 @@ class WorkerActor:
         self._publish_left(port)
         if not due and not (news and self._watched):
             port.no_effect()
+        self._plan(port)
+
+    def _clear(self, message: ClearCaches, port: Port) -> Turn:
+        """Lose what nobody uses; shown at once, or at the end of the pass in flight."""
+        emptied: list[RankPlace] = []
+        for place in self.places:
+            if message.dp_rank not in (None, place.dp_rank):
+                continue
+            rank = place.rank
+            device = host = 0
+            if message.tier is not Tier.HOST_PINNED:
+                device = rank.drop_unused()
+            if message.tier is not Tier.DEVICE and self._link is not None:
+                host = yield from self._ask_host(place, DropUnused(client=rank.client), port)
+            resident = rank.pool.resident_blocks
+            port.publish(
+                CachesCleared(
+                    fault=message.fault,
+                    device_dropped_blocks=device,
+                    device_kept_blocks=resident,
+                    host_dropped_blocks=host,
+                    **place.who,
+                )
+            )
+            if device and not resident and self._link is None:
+                emptied.append(place)
+        if self._in_flight is not None:
+            return
+        for place in self.places:
+            if self._link is not None:
+                yield from self._talk(place, place.rank.tick(), port)
+            if place in emptied:
+                # With a host tier a rank says what left it block by block, as one clear stands for all tiers.
+                place.rank.drop_changes()
+                port.publish(BlocksCleared(tier=None, event_id=place.next_event_id, **place.who))
+                place.next_event_id += 1
+            self._publish_changes(place, port)
+        self._publish_left(port)
         self._plan(port)
 
     # -- crashing

@@ -197,6 +197,17 @@ class DevicePool:
             if left == 0:
                 self._settle(block)
 
+    def drop_inactive(self) -> list[int]:
+        """Evict all copies that may be. Returns the hashes whose last copy that was, in order of eviction."""
+        removed = []
+        for block in self._inactive:
+            hash_ = self._forget(block)
+            if hash_ is not None:
+                removed.append(hash_)
+        self._free += self._inactive
+        self._inactive.clear()
+        return removed
+
     # -- copies to the host tier
 
     def is_copied_out(self, block: int) -> bool:

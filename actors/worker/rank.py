@@ -266,6 +266,12 @@ class Rank:
         """Whether a pass is worth starting."""
         return bool(self.running or self.queue) or self._retry_due or any(not seq.asleep for seq in self.connector)
 
+    def drop_unused(self) -> int:
+        """Lose the cached device blocks that nobody uses. Returns how many [blocks]."""
+        removed = self.pool.drop_inactive()
+        self._note_removed(removed)
+        return len(removed)
+
     # -- hand-off
 
     def reserve_destination(self, handoff: int, given: RankRequest, *, idle: bool) -> HandoffReply:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from g2sim.actors.handoff.events import DestinationReserved, SourceHeld, SourceReleased
 from g2sim.actors.host_pool.events import ClientJoined, ClientRetired
 from g2sim.actors.kv.events import BlocksStored
-from g2sim.actors.membership.events import RequestLost, WorkerCrashed, WorkerRestarted, WorkerStateKnown
+from g2sim.actors.membership.events import CachesCleared, RequestLost, WorkerCrashed, WorkerRestarted, WorkerStateKnown
 from g2sim.actors.router.events import RequestPlaced, RequestWaits
 from g2sim.actors.traffic.events import RequestSkipped
 from g2sim.actors.worker.events import RequestAdmitted, RequestEnded
@@ -29,6 +29,7 @@ from g2sim.scenarios.report import report_text
 from g2sim.scenarios.run import report_of_log, run_scenario
 from g2sim.scenarios.schema import Scenario, load_scenario
 from g2sim.scenarios.spans import SpanFold
+from g2sim.scenarios.state_fold import StateFold
 from g2sim.scenarios.stream_sources import check_files
 from g2sim.scenarios.time_travel import inspect_run
 from g2sim.scenarios.validate import Validator
@@ -322,6 +323,50 @@ def test_f59_f75_what_depends_on_a_lost_request_is_skipped_and_the_run_drains() 
     assert every == whole["requests"]["released"]
 
 
+# Caches that are cleared ---------------------------------------------------------------------------------------------
+
+
+def clear(at_ms: float, **more: Any) -> Values:
+    return {"name": "clear", "type": "cache_clear", "from_ms": at_ms, **more}
+
+
+@pytest.mark.parametrize(
+    ("host", "tier"),
+    [
+        (None, None),
+        ("dp_rank_local", None),
+        ("dp_rank_local", "host_pinned"),
+        ("cluster_shared", None),
+        ("cluster_shared", "device"),
+    ],
+)
+def test_a_clear_takes_what_nobody_uses_and_the_rest_goes_on(
+    host: str | None, tier: str | None, tmp_path: Path
+) -> None:
+    values = values_with(clear(300, tier=tier), host=host)
+    _, before = ran(values_with(clear(900), host=host))
+    report, records = ran(values, tmp_path / "run")
+    assert report["requests"]["completed"] == 160
+    cleared = of(records, CachesCleared)
+    assert [one.worker for one in cleared] == [0, 1, 2]
+    device, kept, lost = (
+        sum(getattr(one, name) for one in cleared)
+        for name in ("device_dropped_blocks", "device_kept_blocks", "host_dropped_blocks")
+    )
+    fold = StateFold()
+    for record in before:
+        if record.time_ms >= 300:
+            break
+        fold.apply(record)
+    resident = sum(1 for pool in fold.pools.values() for held, pins in pool.blocks.values() if held and not pins)
+    assert lost == (0 if tier == "device" else resident)
+    assert (device > 0) is (tier != "host_pinned")
+    assert device + kept >= sum(len(rank.device) for rank in fold.ranks.values()) - 3 * 8  # passes under way
+    assert findings(tmp_path / "run") == []
+    (router,) = report["event_plane"]["routers"]
+    assert router["index_end"]["phantom_blocks"] == router["index_end"]["unseen_blocks"] == 0
+
+
 # Through the command line --------------------------------------------------------------------------------------------
 
 
@@ -382,6 +427,11 @@ def test_a_run_without_such_faults_has_nothing_of_them(tmp_path: Path) -> None:
         ([crash(10, 20, dp_rank=0)], "faults.plan[0].dp_rank", "only with type"),
         ([crash(10, 20, worker=3)], "faults.plan[0].worker", "0 to 2"),
         ([crash(10, 20), crash(20, 30, name="b", worker=1)], "faults.plan[1].from_ms", "crash strikes worker 1"),
+        ([clear(10, tier="disk")], "faults.plan[0].tier", "device, host_pinned"),
+        ([clear(10, until_ms=20)], "faults.plan[0].until_ms", "only with type"),
+        ([clear(10, dp_rank=1)], "faults.plan[0].dp_rank", "0 to 0"),
+        ([clear(0)], "faults.plan[0].from_ms", "above 0"),
+        ([crash(10, 20), clear(20, worker=0)], "faults.plan[1].from_ms", "crash strikes worker 0"),
         (
             [{"type": "discovery_flap", "from_ms": 10, "until_ms": 9, "worker": 0}],
             "faults.plan[0].until_ms",
@@ -396,6 +446,20 @@ def test_a_bad_fault_is_refused_by_name(plan: list[Values], field: str, says: st
     assert says in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("host", "fault", "field", "says"),
+    [
+        (None, clear(10, tier="host_pinned"), "faults.plan[0].tier", "there is no host tier"),
+        ("cluster_shared", clear(10, worker=1), "faults.plan[0].worker", "for all ranks or for none"),
+        ("cluster_shared", clear(10, pool="agg"), "faults.plan[0].pool", "tier: device"),
+    ],
+)
+def test_a_clear_of_what_is_not_there_or_not_theirs_is_refused(host: Any, fault: Values, field: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as refused:
+        Scenario.from_dict(values_with(fault, host=host), base_dir=LIBRARY)
+    assert refused.value.field == field
+
+
 def test_a_crash_and_load_sync_are_refused_and_a_policy_that_sees_nothing_is_not() -> None:
     values = values_with(crash(10, 20)) | {"router": {"policy": "least_loaded", "replicas": 2, "load_sync_ms": 5}}
     with pytest.raises(SimError, match="load_sync_ms is not supported"):
@@ -405,7 +469,8 @@ def test_a_crash_and_load_sync_are_refused_and_a_policy_that_sees_nothing_is_not
     assert report["membership"]["workers"][0]["crashed_ms"] == 10.0
 
 
-def test_the_resolved_scenario_is_the_scenario() -> None:
-    scenario = load_scenario(CRASH)
+@pytest.mark.parametrize("name", ["worker-crash", "discovery-flap", "cache-clear"])
+def test_the_resolved_scenario_is_the_scenario(name: str) -> None:
+    scenario = load_scenario(LIBRARY / f"faults-{name}.yaml")
     assert scenario.faults is not None
     assert Scenario.from_resolved(scenario.resolved(), base_dir=LIBRARY) == scenario

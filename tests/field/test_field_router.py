@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from field_runs import host, row, simulate, worker
 
+from g2sim.actors.kv.events import BlocksCleared
 from g2sim.actors.router.events import PlacementWeighed
+from g2sim.actors.worker.events import RequestAdmitted
 
 
 def test_f06_a_prefix_that_left_g1_is_still_worth_a_worker_that_has_it_on_the_host(tmp_path: Path) -> None:
@@ -53,6 +55,20 @@ def test_f55_prompts_shorter_than_a_block_are_spread_by_load(tmp_path: Path, pol
     ran = simulate(tmp_path, rows, router={"policy": policy}, aggregated=worker(gpu_blocks=64, replicas=4))
     counts = Counter(one["routing_history"][0]["logical_worker_id"] for one in ran.rows)
     assert [counts[k] for k in range(4)] == [3, 3, 3, 3]
+
+
+def test_f13_the_clear_of_an_idle_worker_is_known_at_once(tmp_path: Path) -> None:
+    """Idle for most of the time, cleared at 100; the router is asked at 200 and at 5000."""
+    rows = [row(at_ms, [1, 2, 3, 4]) for at_ms in (0.0, 200.0, 5000.0)]
+    plan = [{"name": "reset", "type": "cache_clear", "from_ms": 100}]
+    ran = simulate(
+        tmp_path, rows, router={"policy": "prefix_affinity"}, faults={"plan": plan}, aggregated=worker(gpu_blocks=64)
+    )
+    assert ran.times_of(BlocksCleared) == [100.0]
+    (cleared,) = ran.of(BlocksCleared)
+    assert cleared.event_id == 1
+    assert [one.device_blocks for one in ran.of(PlacementWeighed)] == [(0,), (0,), (4,)]
+    assert [one.reused_tokens for one in ran.of(RequestAdmitted)] == [0, 0, 12]
 
 
 def test_f57_a_flap_in_discovery_leaves_what_the_router_knows_of_a_worker(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from g2sim.actors.host_pool import events as ev
 from g2sim.actors.host_pool.messages import (
+    DropUnused,
     Join,
     LookUp,
     LookUpOutcome,
@@ -588,6 +589,18 @@ class HostPoolMachine(RuleBasedStateMachine):
         self.prepared[client].append(self.next_transfer)
         self.next_transfer += 1
         self.touch(keys.sequence_hashes)
+
+    @rule(data=st.data())
+    def drop_unused(self, data: st.DataObject) -> None:
+        message = DropUnused(client=self.client(data))
+        dropped = self.pool.serve(message, self.now_ms)
+        self.hear()
+        gone = sorted((held for held in self.blocks.values() if held.evictable), key=lambda held: held.age)
+        assert dropped == len(gone)
+        for held in gone:
+            del self.blocks[held.hash]
+        if gone:
+            self.announce(False, tuple(held.hash for held in gone))
 
     @rule(data=st.data())
     def boundary(self, data: st.DataObject) -> None:

@@ -65,8 +65,8 @@ MUTANTS = (
     Mutant(
         "the removal is announced after the copies that replace it",
         POOL,
-        "            self._announce(PoolChange(stored=False, block_hashes=tuple(victims)))\n",
-        "            self._late = PoolChange(stored=False, block_hashes=tuple(victims))\n",
+        "        self._announce(PoolChange(stored=False, block_hashes=block_hashes))\n",
+        "        self._late = PoolChange(stored=False, block_hashes=block_hashes)\n",
         "tests/host_pool",
     ),
     Mutant(

@@ -13,7 +13,15 @@ from g2sim.scenarios.schema import Scenario, load_scenario
 from g2sim.scenarios.yaml_source import read_file
 
 LIBRARY = Path(__file__).parents[2] / "scenarios" / "library"
-NAMES = ("2p2d-shared-pool", "recycled-plays", "warm-up", "faults-loss", "faults-worker-crash", "weka-coding-session")
+NAMES = (
+    "2p2d-shared-pool",
+    "recycled-plays",
+    "warm-up",
+    "faults-loss",
+    "faults-worker-crash",
+    "faults-cache-clear",
+    "weka-coding-session",
+)
 
 ELSEWHERE = {
     "summary.agentic_play_outcomes[].failure_request_id",

@@ -15,6 +15,7 @@ from draw import draw
 from traces import PLAYS, SESSIONS, Trace
 from translate import scenario_from_call
 
+from g2sim.actors.kv.events import Tier
 from g2sim.actors.router.faults import FaultKind, OnCrash
 from g2sim.actors.router.registry import POLICIES, make_policy
 
@@ -340,6 +341,7 @@ FAULTS: dict[str, Callable[[Draw], Values]] = {
     FaultKind.PUBLISHER_RESET: _nothing_else,
     FaultKind.WORKER_CRASH: _crash,
     FaultKind.DISCOVERY_FLAP: _nothing_else,
+    FaultKind.CACHE_CLEAR: lambda g: {"tier": g.choice([None, *map(str, Tier)])},
 }
 """Every type of fault, with the draw of the keys that only it has."""
 
@@ -375,7 +377,7 @@ def _add_faults(g: Draw, scenario: Values) -> None:
                 fault["detect_ms"] *= fault["until_ms"] - fault["from_ms"]
             if not _goes(fault, plan, scenario):
                 continue
-        if limit_ms is None or fault["until_ms"] <= limit_ms:
+        if limit_ms is None or fault.get("until_ms", fault["from_ms"]) <= limit_ms:
             plan.append(fault)
     recovery = {
         "mode": g.choice(["replay", "snapshot"]),
@@ -392,5 +394,18 @@ def _goes(fault: Values, plan: list[Values], scenario: Values) -> bool:
     """Whether a fault of a whole worker may be added to a plan."""
     if "load_sync_ms" in scenario["router"] and fault["type"] == FaultKind.WORKER_CRASH:
         return False
+    if fault["type"] == FaultKind.CACHE_CLEAR:
+        workers = scenario["engine"]["workers"].values()
+        hosts = [worker["kv_cache"].get("host_offload") for worker in workers]
+        if fault["tier"] != Tier.DEVICE and fault.keys() & {"pool", "worker", "dp_rank"}:
+            fault["tier"] = str(Tier.DEVICE)  # one pool of several ranks, perhaps
+        if fault["tier"] == Tier.HOST_PINNED and not any(hosts):
+            return False
+        fault["until_ms"] = fault["from_ms"]
     others = [one for one in plan if FaultKind(one["type"]).is_membership]
-    return all(one["until_ms"] < fault["from_ms"] or fault["until_ms"] < one["from_ms"] for one in others)
+    fits = all(
+        one.get("until_ms", one["from_ms"]) < fault["from_ms"] or fault["until_ms"] < one["from_ms"] for one in others
+    )
+    if fault["type"] == FaultKind.CACHE_CLEAR:
+        del fault["until_ms"]
+    return fits

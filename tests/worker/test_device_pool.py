@@ -250,6 +250,17 @@ class DevicePoolMachine(RuleBasedStateMachine):
         assert got[1] == removed
         self.reservations.append(Reserved(got[0], hits, taken))
 
+    @rule()
+    def drop_inactive(self) -> None:
+        removed = []
+        while self.idle:
+            victim = self.idle.pop(0)
+            self.cached.remove(victim)
+            self.free.append(victim.block)
+            if victim.hash is not None and self.primary(victim.hash) is None:
+                removed.append(victim.hash)
+        assert self.pool.drop_inactive() == removed
+
     @precondition(lambda self: self.reservations)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
