@@ -7,6 +7,7 @@ files, sockets, and how lines and messages are read (``stream_sources``).
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ from g2sim.actors.kv.wire_neutral import JOINED, Membership, Snapshot
 from g2sim.bus.errors import shorten
 from g2sim.scenarios.validate_dynamo import DynamoView, Known
 from g2sim.scenarios.validate_pools import PoolAudit, RankId
-from g2sim.scenarios.validate_rules import BY_CODE, Finding, Findings, Severity, choose
+from g2sim.scenarios.validate_rules import BY_CODE, DOUBTS, UNREAD, Finding, Findings, Severity, choose
 from g2sim.scenarios.validate_state import Change, Delivery, Place, RankState, describe, show
 
 REPORT_SCHEMA: Final = 1
@@ -158,6 +159,7 @@ class _Rank:
     tail_confirmed: bool | None = None
     past_events: int = 0
     past_changes: list[Change] = attrs.Factory(list)
+    doubt: tuple[int, Place, str] | None = None  # renewals of the state at that time, where, which rule
 
 
 @attrs.frozen(kw_only=True)
@@ -166,6 +168,8 @@ class Verdict:
 
     Attributes:
         reason: why its state is not exact, None when it is; ``since`` says where that began.
+        doubt: the first finding since its state was certain after which nobody can say what it holds, though no id is
+            missing; None without one. What has neither a reason nor a doubt is exact.
         last_event_id: the id up to which it speaks, None when nothing is known.
         tail_confirmed: whether it is known that nothing came after that id; None where the end of a file is the end.
         restarts: last known ids of publishers that began anew; the first of them.
@@ -178,6 +182,7 @@ class Verdict:
     dp_rank: int
     reason: str | None
     since: str | None
+    doubt: str | None
     left: bool
     last_event_id: int | None
     tail_confirmed: bool | None
@@ -190,14 +195,21 @@ class Verdict:
     gaps: list[tuple[int, int]]
     changes: list[tuple[str, str | None]]
 
+    @property
+    def exact(self) -> bool:
+        return self.reason is None and self.doubt is None
+
     def text(self) -> str:
         name = publisher(self.worker, self.dp_rank)
         held = ", ".join(f"{tier} {count}" for tier, count in self.blocks.items())
         state = "exact" if self.reason is None else f"not exact since {self.since}: {self.reason}"
-        if self.reason is None and self.tail_confirmed is False:
+        if self.reason is None and self.doubt is not None:
+            state = f"in doubt since {self.doubt}, though no id is missing"
+        elif self.exact and self.tail_confirmed is False:
             state = f"exact up to id {self.last_event_id} (not known what came after it)"
         gone = ", has left" if self.left else ""
-        back = "" if len(self.changes) < 2 else f" (changed {len(self.changes) - 1} times)"
+        turns = len(self.changes) - 1
+        back = "" if turns < 1 else f" (changed {'once' if turns == 1 else f'{turns} times'})"
         if self.dynamo is not None:
             held += "; Dynamo's index: " + ", ".join(f"{tier} {known.text()}" for tier, known in self.dynamo.items())
         return f"{name}: {state}{back}; {self.events} events; {held}{gone}"
@@ -432,6 +444,7 @@ class Validator:
         rank.state.restarts = before.restarts
         rank.kinds = set()
         rank.left = False
+        rank.doubt = None
 
     def _membership(self, where: Place, item: Membership) -> None:
         keys = [key for key in self._ranks if key[0] == item.worker_id and item.dp_rank in (None, key[1])]
@@ -566,6 +579,8 @@ class Validator:
         severity: Severity | None = None,
     ) -> None:
         severity = severity or BY_CODE[code].severity
+        if code in DOUBTS and severity is not Severity.NOTE and key is not None:
+            self._doubt(code, where, key)
         if self.findings.counted(code, severity):
             source, number = where
             self.findings.keep(
@@ -579,6 +594,13 @@ class Validator:
                 )
             )
 
+    def _doubt(self, code: str, where: Place, key: tuple[str | int, int]) -> None:
+        rank = self._ranks.get(key)
+        if rank is not None and code in self.findings.codes:
+            renewals = rank.state.renewals
+            if rank.doubt is None or rank.doubt[0] != renewals:
+                rank.doubt = renewals, where, code
+
     def _say_pool(self, code: str, place: Place, rank: RankId | None, problem: str) -> None:
         self._say(code, place, rank, None, problem)
 
@@ -590,6 +612,7 @@ class Validator:
             dp_rank=key[1],
             reason=state.reason(),
             since=None if state.exact or not changes else changes[-1][0],
+            doubt=_doubt_text(rank),
             left=rank.left,
             last_event_id=state.last_number,
             tail_confirmed=rank.tail_confirmed,
@@ -602,6 +625,13 @@ class Validator:
             gaps=state.open_gaps(),
             changes=changes,
         )
+
+
+def _doubt_text(rank: _Rank) -> str | None:
+    if rank.doubt is None or rank.doubt[0] != rank.state.renewals:
+        return None
+    _, (source, number), code = rank.doubt
+    return f"{source.place(number)} ({code} {BY_CODE[code].name})"
 
 
 _TAKE: Final[dict[type, Callable[[Validator, Place, Any], None]]] = {
@@ -631,7 +661,7 @@ def report_value(validator: Validator, verdicts: Sequence[Verdict], version: str
         "events_by_tier": dict(sorted(validator.tiers.items())),
         "counts": {f"{code} {severity}": number for (code, severity), number in sorted(findings.counts.items())},
         "findings": [attrs.asdict(finding, value_serializer=lambda _i, _a, value: value) for finding in findings.kept],
-        "verdicts": [attrs.asdict(verdict) | {"exact": verdict.reason is None} for verdict in verdicts],
+        "verdicts": [attrs.asdict(verdict) | {"exact": verdict.exact} for verdict in verdicts],
     }
 
 
@@ -656,9 +686,16 @@ def report_lines(validator: Validator, verdicts: Sequence[Verdict], *, most: int
     copies = " and ".join(validator.copies_used()) or "logical"
     lines.append(f"mode {validator.options.mode}, copies {copies}, placement {placement}")
     if any("medium" in tier for tier in validator.tiers):
-        lines.append("tiers by spelling: " + "; ".join(f"{form} {text} {tier}" for form, text, tier in tier_table()))
+        lines.append("tiers by form and spelling:")
+        grouped = itertools.groupby(tier_table(), key=lambda row: (row[0], row[2]))
+        lines += [f"  {form} {tier}: {' '.join(row[1] for row in rows)}" for (form, tier), rows in grouped]
     if validator.findings.of("KV004"):
         lines.append(f"hash rule: {HASH_RULE}")
     lines.append("")
+    unread = sum(number for (code, _), number in findings.counts.items() if code in UNREAD)
+    if unread:
+        lines.append(
+            f"{unread} {'place' if unread == 1 else 'places'} of the input could not be read: no verdict counts that"
+        )
     lines += [verdict.text() for verdict in verdicts]
     return lines

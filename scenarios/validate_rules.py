@@ -97,6 +97,14 @@ RULES: Final = (
 BY_CODE: Final = {rule.code: rule for rule in RULES}
 
 
+DOUBTS: Final = frozenset(
+    ("KV103", "KV201", "KV302", "KV401", "KV402", "KV404", "KV501", "KV503", "KV623", "KV701", "KV702", "KV704")
+)
+"""Rules after whose errors and warnings nobody can say what a rank holds, though no id is missing."""
+UNREAD: Final = ("KV001", "KV002", "KV003", "KV005")
+"""Rules whose findings are of input that no verdict counts."""
+
+
 def choose(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> frozenset[str]:
     """Codes that are switched on. Each word is a code, the start of one, a name or a family.
 
@@ -155,6 +163,7 @@ class Findings:
         self.kept: list[Finding] = []
         self._keep = keep
         self._kept_of: Counter[str] = Counter()
+        self._here: tuple[str, set[tuple[str, str]]] = ("", set())
 
     def counted(self, code: str, severity: Severity) -> bool:
         """Count a finding. Whether it is also to be kept: what is not kept needs no text."""
@@ -164,7 +173,14 @@ class Findings:
         return self._kept_of[code] < self._keep
 
     def keep(self, finding: Finding) -> None:
-        """Keep a finding that was ``counted``."""
+        """Keep a finding that was ``counted``, unless its line or record has had one with the same words."""
+        where, said = self._here
+        if where != finding.where:
+            self._here = where, said = finding.where, set()
+        words = (finding.code, finding.problem)
+        if words in said:
+            return
+        said.add(words)
         self._kept_of[finding.code] += 1
         self.kept.append(finding)
 

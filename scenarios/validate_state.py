@@ -94,6 +94,7 @@ class RankState:
         blocks: hash -> entry, for every resident block.
         changes: when the state became exact and when not; the first is the start.
         covered: deliveries dropped because a snapshot covers them. ``recoveries``: snapshots applied.
+        renewals: times when all that was known was given up for something certain: a clear, a snapshot, a restart.
         lost_ids: how many ids were given up. ``unknown_ids``: the same of those before a late start.
         restarts: last ids known of publishers that began anew, the first of them.
     """
@@ -104,6 +105,7 @@ class RankState:
         self.events = 0
         self.covered = 0
         self.recoveries = 0
+        self.renewals = 0
         self.lost_ids = self.unknown_ids = 0
         self.restarts: list[int] = []
         self.changes: list[Change] = []
@@ -215,7 +217,7 @@ class RankState:
             if number > expected:
                 self.missing.append((expected, number - 1, delivery.place, False))
             self._take(delivery)
-        elif shared_numbers and number == expected - 1:
+        elif shared_numbers and number == expected - 1 and not self._is_repeat(delivery):
             self._take(delivery, again=True)
         elif (gap := self._gap_of(number)) is not None:
             self._take_late(delivery, gap)
@@ -246,6 +248,7 @@ class RankState:
         self._confirm()
         self._clear_all(None)
         self._lost = self._tainted = None
+        self.renewals += 1
         self._moot.clear()
         self.recoveries += 1
         for run, tier in zip(runs, tiers, strict=True):
@@ -338,6 +341,16 @@ class RankState:
             expected = self.next_number
             self._report("KV102", delivery.place, event, f"id {number} is below the expected id {expected}", None)
 
+    def _is_repeat(self, delivery: Delivery) -> bool:
+        """Whether what came last under this number was the same; no batch says one thing twice."""
+        contents = _contents(delivery)
+        for number, known in reversed(self._recent):
+            if number != delivery.number:
+                break
+            if known == contents:
+                return True
+        return False
+
     def _repeats_last(self, delivery: Delivery) -> bool:
         """Whether a delivery is the last live one again, with its time."""
         times = [event.ts_ms for event, _ in delivery.events]
@@ -356,6 +369,7 @@ class RankState:
         self._confirm()
         self._clear_all(None)
         self._lost = self._tainted = None
+        self.renewals += 1
         self._moot.clear()
         self._covered_to = self._last_live = -1
         self.next_number = self._first = self._last_ms = None
@@ -633,6 +647,7 @@ class RankState:
             # missing any more.
             self._give_up(sum(gap[1] < number for gap in self.missing), "before a clear of all tiers")
             self._lost = self._tainted = None
+            self.renewals += 1
             self._mark(place)
             return
         keep = 3 if tier == DEVICE else 2
