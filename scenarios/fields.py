@@ -149,7 +149,7 @@ def number(allowed: str, low: float, high: float = math.inf, *, above: bool = Fa
             read_value = float(value)
         except OverflowError:
             raise Refused("too large for a float64") from None
-        if not math.isfinite(read_value) or not low <= read_value <= high or (above and read_value == low):
+        if not math.isfinite(read_value) or not low <= value <= high or (above and read_value == low):
             raise Refused
         return read_value + 0.0  # no negative zero
 

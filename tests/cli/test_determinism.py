@@ -50,8 +50,8 @@ def test_generated_conversations_are_the_same_in_every_process(g2sim: Cli, tmp_p
 
 def test_arrivals_beyond_the_clock_are_refused(g2sim: Cli, tmp_path: Path) -> None:
     source = {"type": "synthetic", "input_tokens": 8, "output_tokens": 1}
-    load = {"type": "poisson", "requests_per_second": 1e-300}
-    traffic = {"source": source, "load": load, "stop": {"requests": 3}}
+    load = {"type": "poisson", "requests_per_second": 2e-13}
+    traffic = {"source": source, "load": load, "stop": {"requests": 30}}
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(changed(SMALL, "traffic", traffic)))
     done = g2sim("run", "s.yaml", "--out", "out")
     assert done.returncode == 2

@@ -29,7 +29,7 @@ def refusal(**router: Any) -> ConfigError:
         ({"policy": "kv"}, "router.policy", "allowed: round_robin, random"),
         ({"policy": "least_laoded"}, "router.policy", "did you mean least_loaded?"),
         ({"policy": ""}, "router.policy", "the name of a policy"),
-        ({"kv_event_lag_ms": -1}, "router.kv_event_lag_ms", "0 or more"),
+        ({"kv_event_lag_ms": -1}, "router.kv_event_lag_ms", "a number of ms from 0 to 2**53"),
         ({"tie_break": "first"}, "router.tie_break", "lowest, random"),
         ({"options": [1]}, "router.options", "a mapping"),
         ({"options": {"x": 1}}, "router.options.x", "policy round_robin has no such option"),
