@@ -5,12 +5,12 @@ Both give the same turns in the same order, so the same log, byte for byte; a te
 In the trio driver one *baton* goes round: the task that has it takes the next envelope from the kernel and wakes the
 recipient's task with it, or goes on by itself when it is the recipient. No two actors are ever runnable at once, so the
 order in which trio runs its tasks (shuffled on purpose) cannot matter. The turn of an actor that is asked runs inside
-the asker's, in the asker's task: it can wait on nothing but further asks, so it needs no task of its own.
+the asker's, in the asker's task: it can wait on nothing but further asks, so it needs no task of its own. For the same
+reason a *quiet* turn, one of the frequent kinds that an actor names, runs in the task that has the baton.
 """
 
 from __future__ import annotations
 
-from types import CoroutineType, GeneratorType
 from typing import Any
 
 import trio
@@ -18,11 +18,9 @@ import trio
 from g2sim.bus.clock import VirtualClock
 from g2sim.bus.errors import ProtocolError
 from g2sim.bus.handoff import Handoff
-from g2sim.bus.kernel import Ask, Envelope, Kernel, Slot
+from g2sim.bus.kernel import RESUMABLE, Ask, Envelope, Kernel, Slot
 
 _STOP = object()
-
-_RESUMABLE = (GeneratorType, CoroutineType)
 
 
 class TrioDriver:
@@ -87,8 +85,11 @@ class TrioDriver:
     def _take_turns(self, slot: Slot, envelope: Envelope) -> None:
         kernel = self._kernel
         upcoming: Envelope | None = envelope
-        while upcoming is not None and upcoming.slot is slot:
-            perform(kernel, slot, upcoming.message)
+        while upcoming is not None:
+            at_work, message = upcoming.slot, upcoming.message
+            if at_work is not slot and type(message) not in at_work.quiet:
+                break
+            perform(kernel, at_work, message)
             kernel.finish_turn()
             if not self._main.parked:
                 return  # the run was cancelled, or interrupted, from outside: the baton ends here
@@ -129,7 +130,7 @@ class InlineDriver:
 def perform(kernel: Kernel, slot: Slot, message: Any) -> Any:
     """Run one actor's turn, and inside it the turns of those it asks. Returns its reply."""
     result = slot.actor.receive(message, slot.port)
-    if type(result) not in _RESUMABLE:
+    if type(result) not in RESUMABLE:
         return result
     slot.in_turn = True
     reply = None

@@ -42,12 +42,17 @@ class Ask:
 
 Turn = Generator[Ask, Any, Any]
 
+RESUMABLE = (types.GeneratorType, types.CoroutineType)
+"""What ``receive`` returns for a turn that is not over yet."""
+
 
 class Actor(Protocol):
     """A state machine on the bus.
 
     ``receive`` handles one message during one turn. It may be a plain function that returns the reply, a generator that
     yields ``Ask`` and returns the reply, or an ``async def`` that awaits ``port.ask``. It never waits on anything else.
+
+    An actor may have an attribute ``quiet``: types of messages whose turns the bus runs without waking its task.
     """
 
     def receive(self, message: Any, port: Port) -> Turn | Any: ...
@@ -71,9 +76,9 @@ class Envelope:
 
 
 class Slot:
-    """An actor's place on the bus."""
+    """An actor's place on the bus. ``quiet``: see ``Actor``."""
 
-    __slots__ = ("actor", "in_turn", "name", "order", "port")
+    __slots__ = ("actor", "in_turn", "name", "order", "port", "quiet")
 
     def __init__(self, name: str, order: int, actor: Actor, kernel: Kernel) -> None:
         self.name = name
@@ -81,6 +86,7 @@ class Slot:
         self.actor = actor
         self.in_turn = False
         self.port = Port(kernel, self)
+        self.quiet: frozenset[type[Any]] = getattr(actor, "quiet", frozenset())
 
 
 class Listener(Protocol):
@@ -186,6 +192,27 @@ class Port:
     def ask(self, to: str, message: Any) -> Turn:
         """Run another actor's turn inside this one: ``await port.ask(...)``, or ``yield from`` it in a generator."""
         return (yield Ask(to, message))
+
+    def call(self, to: str, message: Any) -> Any:
+        """``ask`` for a turn that is a plain function, of an actor whose ``receive`` is one for this message.
+
+        Raises: ProtocolError if it is not, or if that actor is in the middle of a turn.
+        """
+        kernel, own = self._kernel, self._slot
+        slot = kernel.slot(to)
+        if slot.in_turn or slot is own:
+            raise ProtocolError(f"{own.name} asks {to}, which is in the middle of a turn of its own")
+        before, own.in_turn = own.in_turn, True
+        try:
+            reply = slot.actor.receive(message, slot.port)
+        finally:
+            own.in_turn = before
+        if type(reply) in RESUMABLE:
+            reply.close()
+            raise ProtocolError(
+                f"{own.name} calls {to}, whose turn for a {type(message).__name__} is no plain function"
+            )
+        return reply
 
     def publish(self, event: Any) -> None:
         """Make an event part of the record, and hand it to its subscribers."""
@@ -310,7 +337,8 @@ class Kernel:
             problem = f"message for {slot.name} at {time_ms!r} ms, but it is {now_ms!r} ms"
             raise ProtocolError(f"{problem}; allowed: that or a later, finite time")
         envelope = Envelope(slot, message, time_ms, phase)
-        self._push(envelope, round_idx)
+        self._sequence = sequence = self._sequence + 1
+        heapq.heappush(self._heap, (time_ms, round_idx, phase, slot.order, sequence, envelope))
         return envelope
 
     def publish(self, source: str, event: Any) -> None:
@@ -340,7 +368,7 @@ class Kernel:
         while True:
             while heap and not heap[0][5].live:
                 heapq.heappop(heap)
-            if heap and heap[0][0] == self.now_ms and heap[0][1] == self.round:
+            if heap and heap[0][1] == self.round and heap[0][0] == self.now_ms:
                 envelope = heapq.heappop(heap)[5]
                 if self.turn_idx - self._instant_first_turn > MAX_TURNS_PER_INSTANT:
                     raise ProtocolError(
@@ -379,13 +407,6 @@ class Kernel:
 
     # -- inside
 
-    def _push(self, envelope: Envelope, round_idx: int) -> None:
-        self._sequence += 1
-        heapq.heappush(
-            self._heap,
-            (envelope.time_ms, round_idx, envelope.phase, envelope.slot.order, self._sequence, envelope),
-        )
-
     def _start_round(self, round_idx: int) -> None:
         self.round = round_idx
         self.phase = -1
@@ -393,10 +414,14 @@ class Kernel:
         self._bring_back(self.retries)
 
     def _bring_back(self, retries: list[Envelope]) -> None:
+        if not retries:
+            return
         self.retries = [envelope for envelope in self.retries if envelope not in retries]
         for envelope in retries:
             envelope.time_ms = self.now_ms
-            self._push(envelope, self.round)
+            self._sequence += 1
+            entry = (self.now_ms, self.round, envelope.phase, envelope.slot.order, self._sequence, envelope)
+            heapq.heappush(self._heap, entry)
 
     def _advance(self, time_ms: float) -> None:
         if not time_ms > self.now_ms:

@@ -96,10 +96,12 @@ class Cluster:
     _seconds: _WorkerSeconds
 
     def close(self) -> None:
-        """Let routers in a run with faults say how their indexes end; to be called once, after the driver has returned.
+        """Let actors tell what they have kept for later; to be called once, after the driver has returned.
 
-        Raises: InvariantViolation for an index that does not get right.
+        Raises: InvariantViolation for a router's index that does not get right, in a run with faults.
         """
+        for name, worker in self.workers.items():
+            worker.tell_passes(self.kernel.slot(name).port)
         for feed in self.feeds:
             feed.publish_end()
 
@@ -217,7 +219,7 @@ def build_cluster(
 
     seconds = _WorkerSeconds(deployment)
     kernel.observe_instants(seconds.add)
-    kernel.add_sink(seconds.hear)
+    kernel.add_sink(seconds.hear, (PreparationEnded, ProfileFinished))
     return Cluster(
         kernel=kernel, workers=made, host_pools=host_pools, traffic=source, feeds=tuple(feeds), seconds=seconds
     )

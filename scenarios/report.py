@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -49,7 +49,14 @@ from g2sim.actors.traffic.events import (
     TimersPulledForward,
 )
 from g2sim.actors.traffic.request import RequestStatus
-from g2sim.actors.worker.events import CanceledRequestLeft, PassEnded, RequestAdmitted, RequestEnded, RequestPreempted
+from g2sim.actors.worker.events import (
+    CanceledRequestLeft,
+    PassEnded,
+    PassesEnded,
+    RequestAdmitted,
+    RequestEnded,
+    RequestPreempted,
+)
 from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
 from g2sim.scenarios.event_plane import EventPlaneFold, event_plane_table
@@ -373,7 +380,7 @@ class ReportFold:
         self._released = 0
         self._live: dict[int, RequestTrack] = {}
         self._closing: dict[int, EndedRequest] = {}
-        self._add_token: dict[int, Callable[[float], None]] = {}  # admitted where tokens are made, not ended
+        self._token_times_ms: dict[int, array[float]] = {}  # of requests admitted where tokens are made, not ended
         self._ends = dict.fromkeys(_DEFINED_ENDS, 0)
         self._completed = _Completed(info.sla)
         self._plays = PlayFold()
@@ -394,7 +401,8 @@ class ReportFold:
             RequestPlaced: self._placed,
             RequestAdmitted: self._admitted,
             RequestPreempted: self._preempted,
-            PassEnded: self._pass_ended,
+            PassEnded: lambda time_ms, event: self._passes_ended((time_ms,), event),
+            PassesEnded: lambda _, event: self._passes_ended(event.ends_ms, event),
             RequestEnded: self._ended,
             RequestSkipped: self._plays.skipped,
             PlaySettled: self._plays.settled,
@@ -425,10 +433,10 @@ class ReportFold:
             RequestLost: self._lost,
         }
 
-    @property
-    def event_types(self) -> Iterable[type[Any]]:
-        """The events that a report speaks of."""
-        return self._handlers.keys() | (set() if self._replicas is None else REPLICA_EVENTS)
+    def event_types(self, *, each_pass: bool = True) -> Iterable[type[Any]]:
+        """The events that a report speaks of; ``each_pass``: passes are told one by one."""
+        untold = PassesEnded if each_pass else PassEnded
+        return (self._handlers.keys() | (set() if self._replicas is None else REPLICA_EVENTS)) - {untold}
 
     def apply(self, record: Record) -> None:
         """Take the next record of the log. Events that no report speaks of pass by."""
@@ -530,23 +538,24 @@ class ReportFold:
             return
         rank.requests += 1
         if event.role != _PREFILL_ROLE:
-            self._add_token[event.request] = track.token_times_ms.append
+            self._token_times_ms[event.request] = track.token_times_ms
 
     def _preempted(self, _: float, event: RequestPreempted) -> None:
         self._track(event.request, "preempted")
         self._rank(event).preemptions += 1
 
-    def _pass_ended(self, time_ms: float, event: PassEnded) -> None:
+    def _passes_ended(self, ends_ms: Sequence[float], event: PassEnded | PassesEnded) -> None:
+        """Passes that ended at these times [ms], in order, and did the same."""
         rank = self._rank(event)
-        rank.passes += 1
-        rank.prefill_tokens += event.prefill_tokens
+        rank.passes += len(ends_ms)
+        rank.prefill_tokens += event.prefill_tokens * len(ends_ms)
         # With separate pools decode makes all visible tokens; what a prefill pass produced is dropped.
         if event.emitted and event.role != _PREFILL_ROLE:
-            add_token = self._add_token
-            rank.output_tokens += len(event.emitted)
+            times_ms = self._token_times_ms
+            rank.output_tokens += len(event.emitted) * len(ends_ms)
             try:
                 for request in event.emitted:
-                    add_token[request](time_ms)
+                    times_ms[request].extend(ends_ms)
             except KeyError as missing:
                 self._track(missing.args[0], "given a token")
                 raise InvariantViolation(f"request {missing.args[0]}: given a token before its admission") from None
@@ -556,7 +565,7 @@ class ReportFold:
         if event.status not in self._ends:
             raise InvariantViolation(f"request {event.request}: unknown status {event.status!r}")
         del self._live[event.request]
-        self._add_token.pop(event.request, None)
+        self._token_times_ms.pop(event.request, None)
         end = EndedRequest.of(track, event.status, time_ms)
         leaving = self._leaves_with(event)
         settled = leaving is None
@@ -688,7 +697,7 @@ class ReportFold:
             raise InvariantViolation(f"request {request}: {doing} {when}")
         return track
 
-    def _rank(self, event: RequestAdmitted | RequestPreempted | PassEnded) -> _RankCounts:
+    def _rank(self, event: RequestAdmitted | RequestPreempted | PassEnded | PassesEnded) -> _RankCounts:
         rank = self._ranks.get((event.role, event.worker, event.dp_rank))
         if rank is None:
             raise InvariantViolation(f"no rank {event.role}-{event.worker}/{event.dp_rank} in this deployment")

@@ -22,7 +22,7 @@ import attrs
 from g2sim.actors.membership.events import MEMBERSHIP_TAGS
 from g2sim.actors.router.events import EVENT_PLANE_TAGS, LOAD_SYNC_TAGS
 from g2sim.actors.traffic.events import RequestArrived
-from g2sim.actors.worker.events import RequestEnded
+from g2sim.actors.worker.events import PassEnded, RequestEnded
 from g2sim.actors.worker.sequence import RankRequest
 from g2sim.bus.drivers import InlineDriver, TrioDriver
 from g2sim.bus.errors import ConfigError, InvariantViolation, LogDamaged, OutputFailed, SimError
@@ -124,7 +124,6 @@ def run_scenario(
                 on_row(row)
 
         fold = ReportFold(_run_info(scenario, scenario.seed, program_version()), add_row)
-        kernel.add_sink(fold.apply, fold.event_types)
         if folder is not None:
             kernel.add_sink(outputs.add_record)
         if verifier is not None:
@@ -137,6 +136,8 @@ def run_scenario(
             kernel.add_sink(_ProgressSink(progress, traffic.driver.total_requests))
         if actor is not None:
             actor.install(cluster)
+        # Last, when it is known whether others want to hear of each pass.
+        kernel.add_sink(fold.apply, fold.event_types(each_pass=bool(kernel.hearers(PassEnded))))
         kernel.publish(RUN_SOURCE, RunStarted(agentic=traffic.agentic, play_ids=traffic.play_ids, notes=notes))
         try:
             driver(kernel).run()

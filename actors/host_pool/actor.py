@@ -31,6 +31,8 @@ class HostPoolActor:
         self._timer: Envelope | None = None
         self._timer_ms: float | None = None
 
+    quiet = frozenset({_TransferEvent})
+
     def receive(self, message: Any, port: Port) -> Any:
         asking: int | None = None
         reply: Any = None

@@ -58,6 +58,7 @@ class LookUp:
     Attributes:
         latest_store: the request's own last store; while it is under way the answer is DEFERRED.
         loading: blocks that this rank is loading for another request; matching one gives DEFERRED.
+        again: the reply to the same look-up before, unless it was DEFERRED; it is the reply if nothing has changed.
     Reply: ``LookUpReply``.
     """
 
@@ -66,15 +67,20 @@ class LookUp:
     base_blocks: int
     latest_store: int | None
     loading: frozenset[int]
+    again: LookUpReply | None = None
 
 
 @attrs.frozen(slots=True)
 class LookUpReply:
-    """``matched``: blocks beyond the base that a HIT restores. ``store_landed``: the latest store has ended."""
+    """``matched``: blocks beyond the base that a HIT restores. ``store_landed``: the latest store has ended.
+
+    ``residency`` numbers the state of the pool that this speaks of.
+    """
 
     outcome: LookUpOutcome
     matched: int
     store_landed: bool
+    residency: int = attrs.field(default=0, eq=False)
 
 
 class StoreOutcome(enum.Enum):

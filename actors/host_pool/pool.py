@@ -38,6 +38,9 @@ from g2sim.actors.host_pool.messages import (
 from g2sim.actors.host_pool.transfers import Direction, Transport
 from g2sim.bus.errors import InvariantViolation
 
+_MAX_TOUCHED = 64
+"""Prompts whose touches are put off; a bound on memory."""
+
 
 class _Entry:
     """One block: pending or resident, its pins, and where it belongs in its sequence."""
@@ -111,6 +114,8 @@ class HostPool:
         self._clients: dict[int, _Client] = {}
         self._next_transfer = 0
         self._ended = 0
+        self._residency = 0
+        self._touched: dict[int, Sequence[int]] = {}
 
     # -- membership
 
@@ -142,6 +147,7 @@ class HostPool:
                 del self._entries[hash_]
         if loads or stores:
             self._ended += 1
+            self._residency += 1
         self.outbox.append(ev.ClientRetired(canceled_loads=tuple(loads), rolled_back_stores=tuple(stores), **gone.who))
 
     def empty(self) -> None:
@@ -152,24 +158,32 @@ class HostPool:
         if self._clients:
             raise InvariantViolation(f"{self.name}: is emptied while it has clients")
         if self._entries:
+            self._carry_out_touches()
             gone = tuple(self._evictable)
             self._entries.clear()
             self._evictable.clear()
+            self._residency += 1
             self.outbox.append(ev.HostBlocksEvicted(pool=self.name, block_hashes=gone))
         self._transport.restart()
 
     def drop_unused(self, now_ms: float) -> int:
         """See ``DropUnused``."""
         self._catch_up(now_ms)
+        self._carry_out_touches()
         gone = tuple(self._evictable)
         if gone:
             self._evict(gone)
+            self._residency += 1
         return len(gone)
 
     # -- restoring
 
     def look_up(self, message: LookUp) -> LookUpReply:
         """See ``LookUp``. A store of the request's own that is under way defers without touching anything."""
+        before = message.again
+        if before is not None and before.residency == self._residency:
+            self._touch(message.chain.sequence_hashes)
+            return before
         landed = message.latest_store is None or message.latest_store not in self._transfers
         if not landed:
             return LookUpReply(LookUpOutcome.DEFERRED, 0, False)
@@ -187,10 +201,10 @@ class HostPool:
                 wait = True
         self._touch(keys)
         if not matched:
-            return LookUpReply(LookUpOutcome.MISS, 0, landed)
+            return LookUpReply(LookUpOutcome.MISS, 0, landed, self._residency)
         if wait:
-            return LookUpReply(LookUpOutcome.DEFERRED, 0, landed)
-        return LookUpReply(LookUpOutcome.HIT, matched, landed)
+            return LookUpReply(LookUpOutcome.DEFERRED, 0, landed, self._residency)
+        return LookUpReply(LookUpOutcome.HIT, matched, landed, self._residency)
 
     def queue_load(self, message: QueueLoad, now_ms: float) -> int:
         """Pin the blocks and start moving them. Returns the transfer."""
@@ -245,6 +259,7 @@ class HostPool:
             return StoreReply(StoreOutcome.RETRY, None, ())
         if victims:
             self._evict(tuple(victims))
+        self._residency += 1
         tokens_hashes = message.chain.tokens_hashes
         for position in missing:
             parent = keys[position - 1] if position else None
@@ -277,6 +292,7 @@ class HostPool:
         if not ended:
             return
         transfers = self._transfers
+        self._residency += 1
         ended.sort(key=lambda item: (item[0], transfers[item[1]].direction, item[1]))
         for end_ms, number in ended:
             transfer = transfers.pop(number)
@@ -430,6 +446,7 @@ class HostPool:
         """The ``needed`` oldest evictable blocks outside ``spared``; None if there are not enough."""
         if needed <= 0:
             return []
+        self._carry_out_touches()
         victims = []
         for hash_ in self._evictable:
             if hash_ not in spared:
@@ -446,13 +463,26 @@ class HostPool:
         self._announce(PoolChange(stored=False, block_hashes=block_hashes))
 
     def _touch(self, keys: Sequence[int]) -> None:
-        """Make each evictable block youngest, last to first, so that a prefix is never older than what follows it."""
+        """Make each evictable block youngest, last to first, so that a prefix is never older than what follows it.
+
+        It is done when ages matter: of several touches of one prompt only the last one counts.
+        """
+        touched = self._touched
+        touched.pop(id(keys), None)
+        touched[id(keys)] = keys
+        if len(touched) > _MAX_TOUCHED:
+            self._carry_out_touches()
+
+    def _carry_out_touches(self) -> None:
         evictable = self._evictable
-        for hash_ in reversed(keys):
-            if hash_ in evictable:
-                evictable.move_to_end(hash_)
+        for keys in self._touched.values():
+            for hash_ in reversed(keys):
+                if hash_ in evictable:
+                    evictable.move_to_end(hash_)
+        self._touched.clear()
 
     def _make_youngest(self, block_hashes: Iterable[int]) -> None:
+        self._carry_out_touches()
         for hash_ in sorted(block_hashes):
             self._evictable[hash_] = None
             self._evictable.move_to_end(hash_)

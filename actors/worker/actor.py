@@ -6,14 +6,16 @@ shared pool works (it is asked over the bus; a private tier is served here).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from array import array
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.handoff import events as handoff_events
-from g2sim.actors.host_pool.messages import DropUnused, HostProgress, Join, PoolChange, Retire
+from g2sim.actors.host_pool.messages import QUIET, DropUnused, HostProgress, Join, PoolChange, Retire
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import Link
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
@@ -36,10 +38,10 @@ from g2sim.actors.worker.messages import (
     WorkerReport,
 )
 from g2sim.actors.worker.rank import DeviceChange, PassResult, Rank, RemovedBlocks
-from g2sim.bus.errors import ProtocolError
-from g2sim.bus.kernel import Ask, Envelope, Port, Turn
+from g2sim.bus.errors import InvariantViolation, ProtocolError
+from g2sim.bus.kernel import Envelope, Port
 
-Reply = Turn | HandoffReply | bool | tuple[LostRequest, ...] | None
+Reply = HandoffReply | bool | tuple[LostRequest, ...] | None
 
 
 @attrs.frozen(slots=True)
@@ -62,23 +64,37 @@ class _HostDeadline:
     pass
 
 
+def _no_host(message: Any) -> Any:
+    raise InvariantViolation(f"a rank that is not on the bus asks its host tier ({type(message).__name__})")
+
+
+_PASS_END = _PassEnd()
+_START_PASS = _StartPass()
+
+
 class RankPlace:
     """One rank with what the worker knows of it.
 
     Attributes:
         own_pool: its private host tier; None when it has none or uses the shared pool.
+        ask: asks its host tier; there from the first turn on.
         who: the fields that name it in its events.
+        emitted, times_ms: passes of one run of decode passes that have ended and are not told yet: the requests that
+            got a token in each, and the ends of the passes. Always empty where somebody hears of each pass.
     """
 
-    __slots__ = ("dp_rank", "next_event_id", "own_pool", "pass_idx", "rank", "who")
+    __slots__ = ("ask", "dp_rank", "emitted", "next_event_id", "own_pool", "pass_idx", "rank", "times_ms", "who")
 
     def __init__(self, worker: int, role: str, dp_rank: int, rank: Rank, own_pool: HostPool | None) -> None:
         self.who: dict[str, Any] = {"worker": worker, "role": role, "dp_rank": dp_rank}
         self.dp_rank = dp_rank
         self.rank = rank
         self.own_pool = own_pool
+        self.ask: Callable[[Any], Any] = _no_host
         self.next_event_id = 0
         self.pass_idx = 0
+        self.emitted: tuple[int, ...] = ()
+        self.times_ms = array("d")
 
 
 class WorkerActor:
@@ -125,36 +141,39 @@ class WorkerActor:
         self._deadline: Envelope | None = None
         self._deadline_ms: float | None = None
 
+    quiet = frozenset({_PassEnd, _StartPass, _HostDeadline, HostProgress})
+
     def receive(self, message: Any, port: Port) -> Reply:
         kind = type(message)
         if self._down:
             return self._receive_while_down(message, port)
         if kind is _PassEnd:
-            return self._end_pass(port)
-        if kind is _StartPass:
-            return self._start_pass(port)
-        if kind is HostProgress:
-            return self._hear_of_transfers(self.places, message.due, port)
-        if kind is _HostDeadline:
-            return self._meet_deadline(port)
-        if kind is SubmitRequest:
+            self._end_pass(port)
+        elif kind is _StartPass:
+            self._start_pass(port)
+        elif kind is HostProgress:
+            self._hear_of_transfers(self.places, message.due, port)
+        elif kind is _HostDeadline:
+            self._meet_deadline(port)
+        elif kind is SubmitRequest:
             self._submit(message, port)
-            return None
-        if kind is AbandonHandoff:
+        elif kind is AbandonHandoff:
             return self._abandon(message, port)
-        if kind is CancelOnWorker:
+        elif kind is CancelOnWorker:
             return self._cancel(message.request, port)
-        if kind is ReserveDestination:
+        elif kind is ReserveDestination:
             return self._reserve(message, port)
-        if kind is ActivateDestination or kind is ReleaseSource:
+        elif kind is ActivateDestination or kind is ReleaseSource:
             return self._change_handoff(message, port)
-        if kind is Begin:
-            return self._begin(port)
-        if kind is Crash:
-            return self._crash(message, port)
-        if kind is ClearCaches:
-            return self._clear(message, port)
-        raise ProtocolError(f"{self.name}: no use for a {kind.__name__}")
+        elif kind is Begin:
+            self._begin(port)
+        elif kind is Crash:
+            self._crash(message, port)
+        elif kind is ClearCaches:
+            self._clear(message, port)
+        else:
+            raise ProtocolError(f"{self.name}: no use for a {kind.__name__}")
+        return None
 
     @property
     def busy(self) -> bool:
@@ -181,12 +200,14 @@ class WorkerActor:
 
     # -- messages
 
-    def _begin(self, port: Port) -> Turn:
+    def _begin(self, port: Port) -> None:
+        told = port.hears(BlocksStored) or port.hears(BlocksRemoved)
         for place in self.places:
+            place.rank.notes_changes = told
+            place.ask = partial(self._ask_host, place, port)
             if self._link is None:
                 continue
-            snapshot = yield from self._ask_host(
-                place,
+            snapshot = place.ask(
                 Join(
                     client=place.rank.client,
                     worker=self.worker,
@@ -194,8 +215,7 @@ class WorkerActor:
                     dp_rank=place.dp_rank,
                     link=self._link,
                     actor=self.name,
-                ),
-                port,
+                )
             )
             place.rank.host_changes.extend(snapshot)
             self._publish_changes(place, port)
@@ -216,6 +236,7 @@ class WorkerActor:
             )
             if not computed and not place.rank.has(request):
                 continue
+            self._tell_passes(place, port)
             if computed:
                 self._canceled[request] = place
             left = not computed and place.rank.cancel(request)
@@ -228,7 +249,7 @@ class WorkerActor:
             return True
         return False
 
-    def _start_pass(self, port: Port) -> Turn:
+    def _start_pass(self, port: Port) -> None:
         self._start_is_due = False
         if self._in_flight is not None or not self._ready:
             port.no_effect()
@@ -239,10 +260,9 @@ class WorkerActor:
         for place in self.places:
             rank = place.rank
             if rank.ready:
-                result = rank.decode_pass(now_ms)
-                if result is None:
-                    result = yield from self._talk(place, rank.run_pass(now_ms), port)
-                end_ms = max(end_ms, result.end_ms)
+                result = rank.decode_pass(now_ms, place.ask) or _talk(place, rank.run_pass(now_ms))
+                if result.end_ms > end_ms:
+                    end_ms = result.end_ms
                 results.append((place, result))
         if end_ms > now_ms:
             for place, result in results:
@@ -251,21 +271,21 @@ class WorkerActor:
             if self._deadline is not None:
                 port.cancel(self._deadline)
                 self._deadline = self._deadline_ms = None
-            self._pass_end = port.send_self(_PassEnd(), phase=Phase.PASS_END, at_ms=end_ms)
+            self._pass_end = port.send_self(_PASS_END, phase=Phase.PASS_END, at_ms=end_ms)
             return
-        yield from self._close(results, port)
+        self._close(results, port)
         if not any(result.progress for _, result in results) and not self._has_news:
             port.no_effect()
             if self._ready:
                 # Try again when something else has changed.
-                port.retry(_StartPass(), phase=Phase.START)
+                port.retry(_START_PASS, phase=Phase.START)
                 self._start_is_due = True
         for place, result in results:
             self._publish_start(place, result, port)
         self._show(results, port)
         self._plan(port)
 
-    def _end_pass(self, port: Port) -> Turn:
+    def _end_pass(self, port: Port) -> None:
         results = self._in_flight
         if results is None:
             raise ProtocolError(f"{self.name}: a pass ends, but none is in flight")
@@ -273,22 +293,19 @@ class WorkerActor:
         for request, place in self._canceled.items():
             if place.rank.has(request) and not place.rank.cancel(request):
                 raise ProtocolError(f"{self.name}: request {request} was computed while it was restored")
-        yield from self._close(results, port)
+        self._close(results, port)
         self._show(results, port)
         self._plan(port)
 
-    def _close(self, results: list[tuple[RankPlace, PassResult]], port: Port) -> Turn:
+    def _close(self, results: list[tuple[RankPlace, PassResult]], port: Port) -> None:
         """Let the host tier and the reservations of every rank take their part of a pass end."""
         for place in self.places:
             rank = place.rank
             if rank.boundary is not None:
-                # The most frequent of all questions: asked from here, without a generator for each step on the way.
-                if place.own_pool is None and self._shared_pool is not None:
-                    reply = yield Ask(self._shared_pool, rank.boundary)
-                else:
-                    reply = yield from self._ask_host(place, rank.boundary, port)
-                rank.end_pass(reply)
-            reports = rank.try_reservation()
+                reply = place.ask(rank.boundary)
+                if reply is not QUIET:
+                    rank.end_pass(reply)
+            reports = rank.try_reservation() if rank.wants_reservation else ()
             if not reports:
                 continue
             by_rank = {place.dp_rank: result for place, result in results}
@@ -338,18 +355,18 @@ class WorkerActor:
             self._publish_changes(place, port)
             self._plan(port)
 
-    def _meet_deadline(self, port: Port) -> Turn:
+    def _meet_deadline(self, port: Port) -> None:
         self._deadline = self._deadline_ms = None
         due = [place for place in self.places if _is_due(place, port.now_ms)]
-        return (yield from self._hear_of_transfers(due, True, port))
+        self._hear_of_transfers(due, True, port)
 
-    def _hear_of_transfers(self, places: Sequence[RankPlace], due: bool, port: Port) -> Turn:
+    def _hear_of_transfers(self, places: Sequence[RankPlace], due: bool, port: Port) -> None:
         if self._in_flight is not None:
             port.no_effect()
             return
         news = False
         for place in places:
-            yield from self._talk(place, place.rank.tick(), port)
+            _talk(place, place.rank.tick())
             news = news or bool(place.rank.host_changes)
             self._publish_changes(place, port)
         self._publish_left(port)
@@ -357,7 +374,7 @@ class WorkerActor:
             port.no_effect()
         self._plan(port)
 
-    def _clear(self, message: ClearCaches, port: Port) -> Turn:
+    def _clear(self, message: ClearCaches, port: Port) -> None:
         """Lose what nobody uses; shown at once, or at the end of the pass in flight."""
         emptied: list[RankPlace] = []
         for place in self.places:
@@ -368,7 +385,7 @@ class WorkerActor:
             if message.tier is not Tier.HOST_PINNED:
                 device = rank.drop_unused()
             if message.tier is not Tier.DEVICE and self._link is not None:
-                host = yield from self._ask_host(place, DropUnused(client=rank.client), port)
+                host = place.ask(DropUnused(client=rank.client))
             resident = rank.pool.resident_blocks
             port.publish(
                 CachesCleared(
@@ -385,7 +402,7 @@ class WorkerActor:
             return
         for place in self.places:
             if self._link is not None:
-                yield from self._talk(place, place.rank.tick(), port)
+                _talk(place, place.rank.tick())
             if place in emptied:
                 # With a host tier a rank says what left it block by block, as one clear stands for all tiers.
                 place.rank.drop_changes()
@@ -397,7 +414,7 @@ class WorkerActor:
 
     # -- crashing
 
-    def _crash(self, message: Crash, port: Port) -> Turn:
+    def _crash(self, message: Crash, port: Port) -> None:
         """The process dies. What the host tier knows of it is given up; a pass under way never shows."""
         self._down = True
         for pending in (self._pass_end if self._in_flight is not None else None, self._deadline):
@@ -407,6 +424,7 @@ class WorkerActor:
         ends = [(place, [end.request for end in result.endings]) for place, result in self._in_flight or ()]
         self._in_flight = None
         self._report_is_awaited = False
+        self.tell_passes(port)
         for place, requests in (*((place, place.rank.requests()) for place in self.places), *ends):
             for request in requests:
                 if request not in self._canceled:
@@ -417,7 +435,7 @@ class WorkerActor:
             for request in (*left, *place.rank.leaving()):
                 port.publish(ev.CanceledRequestLeft(request=request, **place.who))
             if self._link is not None:
-                yield from self._ask_host(place, Retire(client=place.rank.client, abrupt=True), port)
+                place.ask(Retire(client=place.rank.client, abrupt=True))
             if place.own_pool is not None:
                 place.own_pool.empty()
                 _publish_outbox(place.own_pool, port)
@@ -429,7 +447,8 @@ class WorkerActor:
         """Nobody answers, so what is asked for stays undone until whoever asked learns why."""
         kind = type(message)
         if kind is Restart:
-            return self._restart(message, port)
+            self._restart(message, port)
+            return None
         if kind is TakeLost:
             lost = tuple(self._lost.values())
             self._lost.clear()
@@ -453,10 +472,10 @@ class WorkerActor:
         port.no_effect()
         return None
 
-    def _restart(self, message: Restart, port: Port) -> Turn:
+    def _restart(self, message: Restart, port: Port) -> None:
         self._down = False
         port.publish(WorkerRestarted(worker=self.worker, role=self.role, fault=message.fault))
-        return (yield from self._begin(port))
+        self._begin(port)
 
     def _lose(self, request: int, place: RankPlace) -> None:
         self._lost[request] = LostRequest(request, self.worker, self.role, place.dp_rank)
@@ -469,10 +488,11 @@ class WorkerActor:
         A request can be admitted, and make room for the next one in the same pass.
         """
         who = place.who
-        admitted = {admission.request for admission in result.admissions} if result.preempted else ()
-        for request in result.preempted:
-            if request not in admitted:
-                port.publish(ev.RequestPreempted(request=request, **who))
+        if result.preempted:
+            admitted = {admission.request for admission in result.admissions}
+            for request in result.preempted:
+                if request not in admitted:
+                    port.publish(ev.RequestPreempted(request=request, **who))
         if not result.is_pass:
             return
         for admission in result.admissions:
@@ -504,6 +524,23 @@ class WorkerActor:
         """Make passes visible, rank by rank: KV events first, then tokens and ends."""
         for place in self.places:
             self._publish_changes(place, port)
+        if len(results) == 1 and not self._canceled and not self._report_is_awaited:
+            place, result = results[0]
+            if result.only_tokens and not result.reports and not port.hears(ev.PassEnded):
+                self._count_pass(place, result, port)
+                self._publish_left(port)
+                return
+        self._show_all(results, port)
+
+    def _count_pass(self, place: RankPlace, result: PassResult, port: Port) -> None:
+        """Keep what is to be told of a pass that gave tokens and did nothing else, until its run is over."""
+        place.pass_idx += 1
+        if result.emitted is not place.emitted:
+            self._tell_passes(place, port)
+            place.emitted = result.emitted
+        place.times_ms.append(port.now_ms)
+
+    def _show_all(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> None:
         reports: list[HandoffReport] = []
         # A prefill rank's token and its end of work are the hand-off's, not the request's.
         hands_over = self.role == WorkerRole.PREFILL
@@ -513,9 +550,22 @@ class WorkerActor:
             who = place.who
             if result.is_pass:
                 emitted = () if hands_over else self._without_canceled_requests(result.emitted)
-                port.publish(
-                    ev.PassEnded(pass_idx=place.pass_idx, emitted=emitted, prefill_tokens=result.prefill_tokens, **who)
-                )
+                self._tell_passes(place, port)
+                if port.hears(ev.PassEnded):
+                    port.publish(
+                        ev.PassEnded(
+                            pass_idx=place.pass_idx, emitted=emitted, prefill_tokens=result.prefill_tokens, **who
+                        )
+                    )
+                elif port.hears(ev.PassesEnded):
+                    port.publish(
+                        ev.PassesEnded(
+                            ends_ms=array("d", [port.now_ms]),
+                            emitted=emitted,
+                            prefill_tokens=result.prefill_tokens,
+                            **who,
+                        )
+                    )
                 place.pass_idx += 1
             for ending in result.endings:
                 if ending.request in self._canceled:
@@ -530,6 +580,16 @@ class WorkerActor:
         if self._coordinator is not None and (reports or self._report_is_awaited):
             self._report_is_awaited = False
             port.send(self._coordinator, WorkerReport(self.name, tuple(reports)), phase=Phase.REPORT)
+
+    def tell_passes(self, port: Port) -> None:
+        """Publish what is known of passes that have ended; after a run, whose last passes may not be told yet."""
+        for place in self.places:
+            self._tell_passes(place, port)
+
+    def _tell_passes(self, place: RankPlace, port: Port) -> None:
+        if place.times_ms:
+            ends_ms, place.times_ms = place.times_ms, array("d")
+            port.publish(ev.PassesEnded(ends_ms=ends_ms, emitted=place.emitted, prefill_tokens=0, **place.who))
 
     def _without_canceled_requests(self, requests: tuple[int, ...]) -> tuple[int, ...]:
         if not self._canceled:
@@ -546,8 +606,11 @@ class WorkerActor:
     def _publish_left(self, port: Port) -> None:
         """Publish which canceled requests hold nothing any more."""
         for place in self.places:
+            rank = place.rank
+            if not self._canceled and not rank.canceled_left:
+                continue
             left = [request for request, where in self._canceled.items() if where is place]
-            for request in (*left, *place.rank.take_left()):
+            for request in (*left, *rank.take_left()):
                 port.publish(ev.CanceledRequestLeft(request=request, **place.who))
         self._canceled.clear()
 
@@ -568,8 +631,7 @@ class WorkerActor:
         rank = place.rank
         if not rank.device_changes and not rank.host_changes and not rank.restored:
             return
-        if not port.hears(BlocksStored) and not port.hears(BlocksRemoved):
-            place.next_event_id += len(rank.device_changes) + len(rank.host_changes) + len(rank.restored)
+        if not rank.notes_changes:
             rank.drop_changes()
             return
         for device_change in rank.device_changes:
@@ -606,7 +668,7 @@ class WorkerActor:
         if self._in_flight is not None:
             return
         if not self._start_is_due and self._ready:
-            port.send_self(_StartPass(), phase=Phase.START)
+            port.send_self(_START_PASS, phase=Phase.START)
             self._start_is_due = True
         if self._shared_pool is not None or self._link is None:
             return
@@ -621,22 +683,12 @@ class WorkerActor:
         if deadline_ms is not None:
             self._deadline = port.send_self(_HostDeadline(), phase=Phase.TICK, at_ms=max(deadline_ms, port.now_ms))
 
-    def _talk(self, place: RankPlace, steps: Generator[Any, Any, Any], port: Port) -> Turn:
-        """Drive one of the rank's methods, answering what it asks of its host tier."""
-        reply: Any = None
-        while True:
-            try:
-                message = steps.send(reply)
-            except StopIteration as stop:
-                return stop.value
-            reply = yield from self._ask_host(place, message, port)
-
-    def _ask_host(self, place: RankPlace, message: Any, port: Port) -> Turn:
+    def _ask_host(self, place: RankPlace, port: Port, message: Any) -> Any:
         own_pool = place.own_pool
         if own_pool is None:
             if self._shared_pool is None:
                 raise ProtocolError(f"{self.name}: there is no host tier to ask")
-            return (yield Ask(self._shared_pool, message))
+            return port.call(self._shared_pool, message)
         reply = own_pool.serve(message, port.now_ms)
         _publish_outbox(own_pool, port)
         return reply
@@ -646,6 +698,16 @@ def _publish_outbox(pool: HostPool, port: Port) -> None:
     for event in pool.outbox:
         port.publish(event)
     pool.outbox.clear()
+
+
+def _talk(place: RankPlace, steps: Generator[Any, Any, Any]) -> Any:
+    """Drive one of a rank's methods, answering what it asks of its host tier."""
+    reply: Any = None
+    try:
+        while True:
+            reply = place.ask(steps.send(reply))
+    except StopIteration as stop:
+        return stop.value
 
 
 def _shows(result: PassResult, request: int) -> bool:

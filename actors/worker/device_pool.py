@@ -11,6 +11,7 @@ and may be evicted, oldest first.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -43,6 +44,7 @@ class DevicePool:
         "capacity_blocks",
         "copies",
         "copy_outs",
+        "evicted_blocks",
         "reserved_blocks",
     )
 
@@ -50,6 +52,7 @@ class DevicePool:
         self.capacity_blocks = capacity_blocks
         self.reserved_blocks = 0
         self.copies = 0
+        self.evicted_blocks = 0
         # Transfers that still read device memory, and what they hold (shared scope only).
         self.copy_outs: dict[int, tuple[int, ...]] = {}
         self._free = list(range(capacity_blocks))
@@ -108,12 +111,13 @@ class DevicePool:
         free, inactive = self._free, self._inactive
         missing = fresh_blocks - len(free)
         if missing > 0:
-            spared = len({block for block in hits if block in inactive})
+            spared = len({block for block in hits if block in inactive}) if hits else 0
             if missing > len(inactive) - spared:
                 return None
+        pins = self._pins
         for block in hits:
             inactive.pop(block, None)
-            self._pins[block] += 1
+            pins[block] += 1
         if missing <= 0:
             keep = len(free) - fresh_blocks
             taken = free[keep:]
@@ -122,15 +126,10 @@ class DevicePool:
             return Reservation(list(hits), taken), []
         taken = free[:]
         free.clear()
-        removed = []
-        for _ in range(missing):
-            block, _none = inactive.popitem(last=False)
-            hash_ = self._forget(block)
-            if hash_ is not None:
-                removed.append(hash_)
-            taken.append(block)
+        evicted = list(itertools.islice(inactive, missing))
+        removed = self._evict(evicted)
         self.reserved_blocks += fresh_blocks
-        return Reservation(list(hits), taken), removed
+        return Reservation(list(hits), taken + evicted), removed
 
     def still_copied_out(self, reservation: Reservation) -> list[int]:
         """Transfers that still read memory which the reservation took, in order of use, each once."""
@@ -146,18 +145,27 @@ class DevicePool:
     def activate_hits(self, reservation: Reservation) -> list[int]:
         """Turn the reservation's pins into references."""
         hits, reservation.hits = reservation.hits, []
+        pins, refs = self._pins, self._refs
         for block in hits:
-            self._pins[block] -= 1
-            self._refs[block] += 1
+            pins[block] -= 1
+            refs[block] += 1
         return hits
 
-    def take_private(self, reservation: Reservation) -> int:
-        """Use the next memory block of a reservation for a private copy."""
-        block = reservation.fresh.pop()
-        self.reserved_blocks -= 1
-        self.copies += 1
-        self._refs[block] = 1
-        return block
+    def take_private(self, reservation: Reservation, blocks: int) -> list[int]:
+        """Use that many memory blocks of a reservation for private copies; returns them in order of use."""
+        fresh = reservation.fresh
+        keep = len(fresh) - blocks
+        if keep < 0:
+            raise InvariantViolation(f"{blocks} device blocks are taken of a reservation of {len(fresh)}")
+        taken = fresh[keep:]
+        taken.reverse()
+        del fresh[keep:]
+        self.reserved_blocks -= blocks
+        self.copies += blocks
+        refs = self._refs
+        for block in taken:
+            refs[block] = 1
+        return taken
 
     def cancel(self, reservation: Reservation) -> None:
         """Give a reservation back, hits in reverse order."""
@@ -171,20 +179,28 @@ class DevicePool:
 
     # -- using
 
-    def cache(self, block: int, hash_: int) -> bool:
-        """Enter a private copy under its hash; True if it is the first copy of it."""
-        if self._hash[block] is not None:
-            raise InvariantViolation(f"device block {block} is cached twice")
-        self._hash[block] = hash_
-        if hash_ in self._primary:
-            self._younger.setdefault(hash_, []).append(block)
-            return False
-        self._primary[hash_] = block
-        return True
+    def cache(self, blocks: Sequence[int], hashes: Sequence[int]) -> list[int]:
+        """Enter private copies under their hashes, in order.
+
+        Returns: the positions, in ``blocks``, of those that are the first copies of their hashes.
+        """
+        hash_of, primary = self._hash, self._primary
+        first: list[int] = []
+        for position, (block, hash_) in enumerate(zip(blocks, hashes, strict=True)):
+            if hash_of[block] is not None:
+                raise InvariantViolation(f"device block {block} is cached twice")
+            hash_of[block] = hash_
+            if hash_ in primary:
+                self._younger.setdefault(hash_, []).append(block)
+            else:
+                primary[hash_] = block
+                first.append(position)
+        return first
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference of each block, last to first; a private copy becomes free memory at once."""
-        hashes, refs, free = self._hash, self._refs, self._free
+        hashes, refs, pins, held_by = self._hash, self._refs, self._pins, self._held_by
+        free, inactive = self._free, self._inactive
         for block in reversed(blocks):
             if hashes[block] is None:
                 refs[block] = 0
@@ -192,20 +208,17 @@ class DevicePool:
                 free.append(block)
                 continue
             refs[block] = left = refs[block] - 1
-            if left < 0:
-                raise InvariantViolation(f"device block {block} is released more often than referenced")
             if left == 0:
-                self._settle(block)
+                if pins[block] == 0 and held_by[block] is None:
+                    inactive[block] = None
+            elif left < 0:
+                raise InvariantViolation(f"device block {block} is released more often than referenced")
 
     def drop_inactive(self) -> list[int]:
         """Evict all copies that may be. Returns the hashes whose last copy that was, in order of eviction."""
-        removed = []
-        for block in self._inactive:
-            hash_ = self._forget(block)
-            if hash_ is not None:
-                removed.append(hash_)
-        self._free += self._inactive
-        self._inactive.clear()
+        gone = list(self._inactive)
+        removed = self._evict(gone)
+        self._free += gone
         return removed
 
     # -- copies to the host tier
@@ -242,24 +255,30 @@ class DevicePool:
         ):
             self._inactive[block] = None
 
-    def _forget(self, block: int) -> int | None:
-        """Evict an inactive copy; returns its hash if no other copy is left."""
-        hash_ = self._hash[block]
-        if hash_ is None:
-            raise InvariantViolation(f"device block {block} is inactive but private")
-        self._hash[block] = None
-        self.copies -= 1
-        younger = self._younger.get(hash_)
-        if younger is None:
-            del self._primary[hash_]
-            return hash_
-        if self._primary[hash_] == block:
-            self._primary[hash_] = younger.pop(0)
-        else:
-            younger.remove(block)
-        if not younger:
-            del self._younger[hash_]
-        return None
+    def _evict(self, blocks: Sequence[int]) -> list[int]:
+        """Evict inactive copies, in order; returns the hashes of which no other copy is left."""
+        hash_of, primary, younger_of, inactive = self._hash, self._primary, self._younger, self._inactive
+        removed: list[int] = []
+        for block in blocks:
+            del inactive[block]
+            hash_ = hash_of[block]
+            if hash_ is None:
+                raise InvariantViolation(f"device block {block} is inactive but private")
+            hash_of[block] = None
+            younger = younger_of.get(hash_)
+            if younger is None:
+                del primary[hash_]
+                removed.append(hash_)
+                continue
+            if primary[hash_] == block:
+                primary[hash_] = younger.pop(0)
+            else:
+                younger.remove(block)
+            if not younger:
+                del younger_of[hash_]
+        self.copies -= len(blocks)
+        self.evicted_blocks += len(blocks)
+        return removed
 
     def check(self) -> None:
         """Raise InvariantViolation unless the books agree. Costs O(resident blocks), and a scan of the memory."""

@@ -7,6 +7,10 @@ at the start, tokens and ends at the end.
 
 from __future__ import annotations
 
+from array import array
+
+import attrs
+
 from g2sim.bus.events import event
 
 
@@ -86,6 +90,25 @@ class PassEnded:
     role: str
     dp_rank: int
     pass_idx: int
+    emitted: tuple[int, ...]
+    prefill_tokens: int
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class PassesEnded:
+    """Several passes of a rank that put out the same, told together, late, where nobody hears ``PassEnded``.
+
+    It is in no log: a log's events are one by one, at their times.
+
+    Attributes:
+        ends_ms: when they ended [ms], in order.
+        emitted, prefill_tokens: of each of them, as in ``PassEnded``.
+    """
+
+    worker: int
+    role: str
+    dp_rank: int
+    ends_ms: array[float]
     emitted: tuple[int, ...]
     prefill_tokens: int
 

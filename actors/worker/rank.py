@@ -14,13 +14,14 @@ from __future__ import annotations
 import enum
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, MutableSequence
+from collections.abc import Callable, Generator, Iterable, MutableSequence
 from typing import Any
 
 import attrs
 
 from g2sim.actors.config import HostScope, PreemptionMode, RankConfig, WorkerRole
 from g2sim.actors.host_pool.messages import (
+    NOTHING,
     QUIET,
     BoundaryReply,
     LookUp,
@@ -98,6 +99,7 @@ class PassResult:
     Attributes:
         emitted: requests that produced a token, in order.
         endings: requests that ended, in order.
+        only_tokens: it is one of a run of decode passes, which do nothing else.
     """
 
     __slots__ = (
@@ -106,6 +108,7 @@ class PassResult:
         "emitted",
         "end_ms",
         "endings",
+        "only_tokens",
         "preempted",
         "prefill_tokens",
         "reports",
@@ -124,6 +127,7 @@ class PassResult:
         self.prefill_tokens = 0
         self.compute_start_ms = 0.0
         self.end_ms = 0.0
+        self.only_tokens = False
 
     @property
     def is_pass(self) -> bool:
@@ -167,6 +171,33 @@ class _Pass:
         self.prefix_tokens = 0
 
 
+class _Blocked:
+    """Why nobody was admitted by the last pass that tried.
+
+    Until a command, news of a transfer, or a pass that is not one of a run of decode passes, what it found can change
+    in few ways only; ``Rank._is_blocked`` looks at these.
+
+    Attributes:
+        head: who was considered and had no room; None if nobody was considered.
+        found: blocks of it that were on the device, and how many of them active, when that many had been evicted.
+        look_up: what its host tier is to be asked again, None if it was not looked up there.
+    """
+
+    __slots__ = ("evicted_blocks", "found", "head", "look_up")
+
+    def __init__(
+        self,
+        head: Sequence | None = None,
+        found: tuple[int, int] = (0, 0),
+        evicted_blocks: int = 0,
+        look_up: LookUp | None = None,
+    ) -> None:
+        self.head = head
+        self.found = found
+        self.evicted_blocks = evicted_blocks
+        self.look_up = look_up
+
+
 class _Destination:
     """A pending destination; ``tried_at`` is the capacity generation at which its reservation was last refused."""
 
@@ -189,6 +220,8 @@ class Rank:
 
     Attributes:
         boundary: what its host tier is to be asked at each pass end, None without a tier.
+        notes_changes: somebody hears of what the device holds; if not, ``device_changes`` and ``restored`` stay empty.
+        canceled_left: canceled requests whose restores have ended, so that all they held is given back.
     """
 
     def __init__(
@@ -205,7 +238,10 @@ class Rank:
         self.device_changes: list[DeviceChange] = []
         self.host_changes: list[PoolChange] = []
         self.restored: list[DeviceChange] = []
+        self.notes_changes = True
         self._decode_run: DecodeRun | None = None
+        self._blocked: _Blocked | None = None
+        self._answer: LookUpReply | None = None
         self._timer = PassTimer(config, pass_times)
         self._block_size = config.block_size_tokens
         self._max_seqs = config.max_seqs if config.max_seqs is not None else NO_LIMIT
@@ -218,7 +254,7 @@ class Rank:
         self._copy_out_ends_ms: dict[int, float] = {}
         self._loads: dict[int, Sequence] = {}
         self._loading: frozenset[int] = frozenset()
-        self._canceled_left: list[int] = []
+        self.canceled_left: list[int] = []
         # Prefill/decode hand-off.
         self._generation = 0
         self._held: dict[int, Sequence] = {}
@@ -238,7 +274,7 @@ class Rank:
     def leaving(self) -> list[int]:
         """Canceled requests that have not been named by ``take_left``."""
         restored = [seq.request for seq in self._loads.values() if seq.state is SequenceState.ENDED]
-        return [*self._canceled_left, *restored]
+        return [*self.canceled_left, *restored]
 
     def drop_changes(self) -> None:
         """Forget the changes that have been shown, or that nobody wants to see."""
@@ -250,6 +286,7 @@ class Rank:
 
     def submit(self, given: RankRequest, handoff: int | None = None) -> None:
         """Put a request at the end of the waiting queue."""
+        self._blocked = None
         self.queue.append(self._new_sequence(given, handoff))
 
     @property
@@ -268,11 +305,17 @@ class Rank:
 
     def drop_unused(self) -> int:
         """Lose the cached device blocks that nobody uses. Returns how many [blocks]."""
+        self._blocked = None
         removed = self.pool.drop_inactive()
         self._note_removed(removed)
         return len(removed)
 
     # -- hand-off
+
+    @property
+    def wants_reservation(self) -> bool:
+        """Whether ``try_reservation`` has anything to do."""
+        return bool(self._pending) or self._retry_due
 
     def reserve_destination(self, handoff: int, given: RankRequest, *, idle: bool) -> HandoffReply:
         """Join the pending destinations; tried at once on an ``idle`` rank, else at the next pass end."""
@@ -283,6 +326,7 @@ class Rank:
         blocks = self._blocks(sequence.prompt_tokens)
         if blocks > self.config.gpu_blocks:
             return HandoffReply(refused=f"a prompt of {blocks} blocks, but there are {self.config.gpu_blocks}")
+        self._blocked = None
         self._pending.append(_Destination(handoff, sequence))
         return HandoffReply(reports=self.try_reservation() if idle else ())
 
@@ -311,6 +355,7 @@ class Rank:
             # The memory is still being read; the end of that copy is progress, and then this is tried again.
             self.pool.cancel(reservation)
             return ()
+        self._blocked = None
         self._pending.popleft()
         self._reserved[head.handoff] = (sequence, reservation)
         return (DestinationIsReserved(head.handoff, sequence.request, blocks - found),)
@@ -320,6 +365,7 @@ class Rank:
 
         To be followed by ``try_reservation``.
         """
+        self._blocked = None
         sequence, reservation = self._reserved.pop(handoff)
         active = self.pool.active_blocks
         self._materialise(sequence, reservation, self._blocks(sequence.prompt_tokens), self.device_changes)
@@ -332,6 +378,7 @@ class Rank:
 
     def release_source(self, handoff: int) -> int:
         """Give the blocks of a held source back. Returns the request. To be followed by ``try_reservation``."""
+        self._blocked = None
         sequence = self._held.pop(handoff)
         self._release_blocks(sequence)
         self._generation += 1
@@ -357,6 +404,7 @@ class Rank:
         if seq is None:
             raise InvariantViolation(f"request {request} is canceled on a rank that does not have it")
         self._settle_run()
+        self._blocked = None
         if seq.state is SequenceState.RUNNING:
             self.running.remove(seq)
         else:
@@ -373,6 +421,7 @@ class Rank:
         """
         if handoff in self._held:
             return self.release_source(handoff)
+        self._blocked = None
         reserved = self._reserved.pop(handoff, None)
         if reserved is not None:
             self.pool.cancel(reserved[1])
@@ -382,8 +431,8 @@ class Rank:
         return None
 
     def take_left(self) -> list[int]:
-        """Canceled requests whose restores have ended, so that all they held is given back."""
-        left, self._canceled_left = self._canceled_left, []
+        """What is in ``canceled_left``, which is empty then."""
+        left, self.canceled_left = self.canceled_left, []
         return left
 
     def _find(self, request: int) -> Sequence | None:
@@ -392,13 +441,22 @@ class Rank:
 
     # -- the pass
 
-    def decode_pass(self, now_ms: float) -> PassResult | None:
-        """``run_pass`` for the common case that every running sequence decodes, none ends, and nothing else happens.
+    def decode_pass(self, now_ms: float, ask: Callable[[LookUp], LookUpReply]) -> PassResult | None:
+        """``run_pass`` for two common cases, in which nobody is admitted.
 
-        Returns None, with nothing changed, if this is not that case.
+        Every running sequence decodes, none ends, and nothing else happens; or nobody runs, and who waits can still not
+        be admitted.
+
+        Returns None if it is neither; what was done until that was found out, ``run_pass`` would have done first.
+
+        Args:
+            ask: asks the host tier.
         """
-        if self.queue or self._connector_places:
+        waiting = bool(self.queue or self._connector_places)
+        if waiting and self._blocked is None:
             return None
+        if waiting and not self.running:
+            return self._idle_pass(now_ms) if self._is_blocked(ask) else None
         run = self._decode_run
         if run is None or run.is_over:
             self._settle_run()
@@ -412,14 +470,53 @@ class Rank:
                 return None  # somebody has to be preempted
             for seq, after in due:
                 self._extend(seq, after)
+        if waiting and not self._is_blocked(ask):
+            return None
         result = PassResult()
         start_ms = self._compute_start_ms(now_ms)
+        result.only_tokens = True
         result.emitted = run.emitted
         result.scheduled_requests = result.scheduled_tokens = run.size
         result.compute_start_ms = start_ms
         result.end_ms = start_ms + self._timer.decode_ms(run.size, run.known_tokens)
         run.count()
         return result
+
+    def _idle_pass(self, now_ms: float) -> PassResult:
+        result = PassResult()
+        result.compute_start_ms = result.end_ms = self._compute_start_ms(now_ms)
+        return result
+
+    def _is_blocked(self, ask: Callable[[LookUp], LookUpReply]) -> bool:
+        """Whether admitting would come to nothing again, for the same reason as last time.
+
+        A run of decode passes takes memory and gives none back. It may evict blocks that the first in the queue was to
+        reuse, or fill one that it can reuse. Its host tier is asked as a pass would ask it, which makes blocks recent;
+        if it answers something else, the pass that follows takes that answer.
+        """
+        blocked = self._blocked
+        if blocked is None:
+            return False
+        head = blocked.head
+        if head is not None and self.config.prefix_caching:
+            if self.pool.evicted_blocks != blocked.evicted_blocks:
+                if self._match(head) != blocked.found:
+                    return False
+                blocked.evicted_blocks = self.pool.evicted_blocks
+            found = blocked.found[0]
+            if found < len(head.hashes) and self.pool.lookup(head.hashes[found]) is not None:
+                return False
+        if blocked.look_up is None:
+            return True
+        reply = ask(blocked.look_up)
+        if reply is blocked.look_up.again:
+            return True
+        same = reply == blocked.look_up.again
+        if same:
+            blocked.look_up = attrs.evolve(blocked.look_up, again=reply)
+        else:
+            self._answer = reply
+        return same
 
     def _new_run(self) -> DecodeRun | None:
         """A run of the running list, None if a pass of it would be more than one token each."""
@@ -455,6 +552,7 @@ class Rank:
     def run_pass(self, now_ms: float) -> Generator[Any, Any, PassResult]:
         """Decide and carry out one pass that starts at ``now_ms``; results become visible at ``result.end_ms``."""
         self._settle_run()
+        self._blocked = None
         result = PassResult()
         work = _Pass(self._budget)
         running = self.running
@@ -481,6 +579,7 @@ class Rank:
         while not work.any_preempted and len(self.running) < self._max_seqs and (work.budget > 0 or not self._has_host):
             seq = self._next_candidate()
             if seq is None:
+                self._blocked = _Blocked()
                 return
             if config.max_model_len_tokens is not None and seq.prompt_tokens >= config.max_model_len_tokens:
                 self._reject(seq, result)
@@ -489,6 +588,8 @@ class Rank:
             if not seq.materialised:
                 found, active = self._match(seq)
                 device_tokens = found * size
+                on_device = (found, active)
+                look_up: LookUp | None = None
                 matched = 0
                 if self._has_host:
                     if seq.load is not None and seq.load.done:
@@ -497,7 +598,11 @@ class Rank:
                         self._sleep(seq)
                         continue
                     else:
-                        reply = yield from self._look_up(seq, found)
+                        look_up = self._look_up(seq, found)
+                        reply, self._answer = self._answer or (yield look_up), None
+                        if reply.store_landed:
+                            seq.latest_store = None
+                        look_up = attrs.evolve(look_up, again=reply)
                         if reply.outcome is LookUpOutcome.DEFERRED:
                             self._sleep(seq)
                             continue
@@ -517,6 +622,7 @@ class Rank:
                 if matched:
                     available = max(0, available - self._headroom())
                 if needed > available:
+                    self._blocked = _Blocked(seq, on_device, self.pool.evicted_blocks, look_up)
                     return
                 if matched:
                     if not (yield from self._start_load(seq, device_tokens, matched, now_ms)):
@@ -528,6 +634,8 @@ class Rank:
             self._enter_running(seq, cached_tokens, result)
             if work.shares[seq].tokens == 0 and work.budget == 0:
                 return
+        if len(self.running) >= self._max_seqs:
+            self._blocked = _Blocked()
 
     def _enter_running(self, seq: Sequence, reused_tokens: int, result: PassResult) -> None:
         self._unqueue(seq)
@@ -648,22 +756,20 @@ class Rank:
         self._note_removed(removed)
         seq.blocks.extend(self.pool.activate_hits(reservation))
         seq.sealed = max(seq.sealed, have + hit_count) if hit_count else seq.sealed
-        while reservation.fresh:
-            seq.blocks.append(self.pool.take_private(reservation))
+        seq.blocks.extend(self.pool.take_private(reservation, len(reservation.fresh)))
         for transfer in busy:
             self._raise_fence(transfer)
         return True
 
     def _seal(self, seq: Sequence, stop: int) -> None:
         """Enter the blocks up to ``stop`` under their hashes."""
-        fresh: list[int] = []
-        for position in range(seq.sealed, stop):
-            if position == len(seq.hashes):
-                seq.learn_next_hash(self._block_size)
-            if self.pool.cache(seq.blocks[position], seq.hashes[position]):
-                fresh.append(position)
+        start = seq.sealed
+        for _ in range(len(seq.hashes), stop):
+            seq.learn_next_hash(self._block_size)
+        fresh = self.pool.cache(seq.blocks[start:stop], seq.hashes[start:stop])
         seq.sealed = stop
-        self.device_changes.extend(_stored_runs(seq, fresh))
+        if self.notes_changes:
+            self.device_changes.extend(_stored_runs(seq, start, fresh))
 
     def _preempt(self, result: PassResult) -> Sequence | None:
         if not self.running:
@@ -682,6 +788,7 @@ class Rank:
 
     def _complete(self, seq: Sequence, result: PassResult) -> None:
         self.running.remove(seq)
+        self._blocked = None
         self._generation += 1
         if self.role is WorkerRole.PREFILL and seq.handoff is not None:
             seq.state = SequenceState.HELD
@@ -740,17 +847,14 @@ class Rank:
 
     # -- host tier
 
-    def _look_up(self, seq: Sequence, base_blocks: int) -> Generator[Any, Any, LookUpReply]:
-        reply: LookUpReply = yield LookUp(
+    def _look_up(self, seq: Sequence, base_blocks: int) -> LookUp:
+        return LookUp(
             client=self.client,
             chain=seq.chain,
             base_blocks=base_blocks,
             latest_store=seq.latest_store,
             loading=self._loading,
         )
-        if reply.store_landed:
-            seq.latest_store = None
-        return reply
 
     def _start_load(self, seq: Sequence, device_tokens: int, matched: int, now_ms: float) -> Generator[Any, Any, bool]:
         base = device_tokens // self._block_size
@@ -828,6 +932,9 @@ class Rank:
         self._take_note(reply)
 
     def _take_note(self, reply: TickReply) -> None:
+        if reply is NOTHING:
+            return
+        self._blocked = None
         self.host_changes.extend(reply.changes)
         for completion in reply.completions:
             if not completion.is_load:
@@ -851,7 +958,7 @@ class Rank:
         if seq.state is SequenceState.ENDED:
             self.pool.cancel(load.reservation)
             load.done = True
-            self._canceled_left.append(seq.request)
+            self.canceled_left.append(seq.request)
             self._generation += 1
             return
         self._materialise(seq, load.reservation, load.prefix_blocks, self.restored)
@@ -859,16 +966,15 @@ class Rank:
 
     def _materialise(self, seq: Sequence, reservation: Reservation, stop: int, changes: list[DeviceChange]) -> None:
         """Turn a reservation for the first ``stop`` blocks into the sequence's blocks, whole ones cached."""
-        pool = self.pool
-        seq.blocks.extend(pool.activate_hits(reservation))
-        fresh: list[int] = []
-        for position in range(len(seq.blocks), stop):
-            block = pool.take_private(reservation)
-            seq.blocks.append(block)
-            if position < len(seq.chain) and self.config.prefix_caching and pool.cache(block, seq.hashes[position]):
-                fresh.append(position)
+        pool, blocks = self.pool, seq.blocks
+        blocks.extend(pool.activate_hits(reservation))
+        start = len(blocks)
+        blocks.extend(pool.take_private(reservation, stop - start))
         seq.sealed = min(stop, len(seq.chain))
-        changes.extend(_stored_runs(seq, fresh))
+        if self.config.prefix_caching and start < seq.sealed:
+            fresh = pool.cache(blocks[start : seq.sealed], seq.hashes[start : seq.sealed])
+            if self.notes_changes:
+                changes.extend(_stored_runs(seq, start, fresh))
 
     def _raise_fence(self, transfer: int) -> None:
         """Compute must not start before this copy-out has ended; unknown ends belong to shared pools, which hold."""
@@ -904,7 +1010,7 @@ class Rank:
         return block
 
     def _note_removed(self, hashes: list[int]) -> None:
-        if hashes:
+        if hashes and self.notes_changes:
             self.device_changes.append(RemovedBlocks(tuple(hashes)))
 
     # -- for people and checks
@@ -949,10 +1055,11 @@ def _insert_by_order(sequences: MutableSequence[Sequence], new: Sequence) -> Non
     sequences.insert(at, new)
 
 
-def _stored_runs(seq: Sequence, positions: Iterable[int]) -> list[DeviceChange]:
-    """One change for each contiguous run of positions."""
+def _stored_runs(seq: Sequence, start: int, fresh: Iterable[int]) -> list[DeviceChange]:
+    """One change for each contiguous run of positions; ``fresh`` counts them from ``start``."""
     runs: list[list[int]] = []
-    for position in positions:
+    for offset in fresh:
+        position = start + offset
         if runs and position == runs[-1][-1] + 1:
             runs[-1].append(position)
         else:

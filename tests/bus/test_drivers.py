@@ -424,6 +424,46 @@ def test_everything_an_asked_turn_publishes_belongs_to_the_turn_of_the_asker(dri
     assert kernel.turn_idx == 1
 
 
+class QuietActor(Actor):
+    """Messages that are numbers wake nobody."""
+
+    quiet = frozenset({int})
+
+
+def test_quiet_turns_are_those_of_their_actor_and_wake_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[str] = []
+    wake = Handoff.wake
+    monkeypatch.setattr(Handoff, "wake", lambda self, value: (woken.append(self.name), wake(self, value))[1])
+    told: list[tuple[str, Any]] = []
+
+    def count(message: Any, port: Port) -> Generator[Ask, Any, None]:
+        told.append(("counter", message))
+        if message != "stop":
+            yield Ask("other", "?")
+            port.send("counter", message + 1 if message < 3 else "stop", phase=0, at_ms=port.now_ms + 1.0)
+
+    def begin(message: Any, port: Port) -> None:
+        if message == "go":
+            port.send("counter", 1, phase=0)
+
+    kernel = bus(other=begin)
+    kernel.register("counter", QuietActor(count))
+    TrioDriver(kernel).run()
+    assert told == [("counter", 1), ("counter", 2), ("counter", 3), ("counter", "stop")]
+    assert woken == ["other", "counter", "driver", "other", "counter"]
+    assert (kernel.now_ms, kernel.turn_idx) == (5.5, 5)
+
+
+def test_a_quiet_turn_that_waits_on_trio_is_refused_like_any_other() -> None:
+    async def receive(message: Any, port: Port) -> None:
+        await trio.sleep(1)
+
+    kernel = bus(a=lambda message, port: port.send("b", 1, phase=0))
+    kernel.register("b", QuietActor(receive))
+    with pytest.raises(ProtocolError, match="b waits on something that is not the bus"):
+        TrioDriver(kernel).run()
+
+
 @both
 def test_the_second_of_two_runs_in_one_process_starts_at_zero(driver: Driver) -> None:
     """F87: nothing of the first run's time is left, neither on the bus nor in trio."""

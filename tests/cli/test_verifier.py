@@ -49,11 +49,11 @@ def test_a_block_that_is_lost_without_an_event_is_missed_in_the_number_of_blocks
 ) -> None:
     cache, stored = DevicePool.cache, 0
 
-    def losing(pool: DevicePool, block: int, hash_: int) -> bool:
+    def losing(pool: DevicePool, blocks: Sequence[int], hashes: Sequence[int]) -> list[int]:
         nonlocal stored
-        stored += 1
-        first = cache(pool, block, hash_)
-        if stored == 4_000:
+        before, stored = stored, stored + len(blocks)
+        first = cache(pool, blocks, hashes)
+        if before < 4_000 <= stored:
             del pool._primary[next(iter(pool._primary))]
         return first
 

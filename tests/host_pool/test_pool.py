@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -88,9 +89,14 @@ def pins(pool: HostPool) -> dict[int, int]:
     return {hash_: count for hash_, (_, count) in pool.contents().items() if count}
 
 
+def eviction_order(pool: HostPool) -> list[int]:
+    pool._carry_out_touches()
+    return list(pool._evictable)
+
+
 def snapshot(pool: HostPool) -> tuple[Any, ...]:
     """All that a caller can see, the order of eviction included."""
-    return pool.contents(), list(pool._evictable), pool.transfers_under_way(), pool.untold()
+    return pool.contents(), eviction_order(pool), pool.transfers_under_way(), pool.untold()
 
 
 # -- refused
@@ -327,7 +333,7 @@ def test_a_look_up_waits_for_a_pending_block_even_behind_resident_ones() -> None
     store(pool, 0.0, 7, client=1)
     prepare(pool, 1.0, chain(5, 6, 8), client=0)
     assert look_up(pool, 5, 6, 8, client=1).outcome is LookUpOutcome.DEFERRED
-    assert list(pool._evictable) == [7, 6, 5]
+    assert eviction_order(pool) == [7, 6, 5]
     assert look_up(pool, 5, 6, 7, client=1) == LookUpReply(LookUpOutcome.HIT, 3, True)
     assert look_up(pool, 5, 9, 7, client=1) == LookUpReply(LookUpOutcome.HIT, 1, True)
     assert look_up(pool, 9, 5, client=1) == LookUpReply(LookUpOutcome.MISS, 0, True)
@@ -339,10 +345,10 @@ def test_a_store_of_the_requests_own_defers_without_touching() -> None:
     store(pool, 0.0, 1)
     store(pool, 1.0, 2)
     own = prepare(pool, 2.0, chain(3), client=1).transfer
-    before = list(pool._evictable)
+    before = eviction_order(pool)
     message = LookUp(client=1, chain=chain(1), base_blocks=0, latest_store=own, loading=frozenset())
     assert pool.look_up(message) == LookUpReply(LookUpOutcome.DEFERRED, 0, False)
-    assert list(pool._evictable) == before
+    assert eviction_order(pool) == before
 
 
 # -- the model
@@ -406,6 +412,7 @@ class HostPoolMachine(RuleBasedStateMachine):
         self.done: dict[int, list[tuple[int, bool]]] = {}
         self.behind: dict[int, bool] = {}
         self.next_client = 0
+        self.asked: list[tuple[LookUp, LookUpReply]] = []
         self.join()
 
     # what it means
@@ -521,7 +528,16 @@ class HostPoolMachine(RuleBasedStateMachine):
         own = data.draw(st.none() | st.integers(min_value=0, max_value=self.next_transfer))
         loading = data.draw(st.frozensets(st.sampled_from(hashes), max_size=1))
         message = LookUp(client=client, chain=keys, base_blocks=base, latest_store=own, loading=loading)
+        if self.asked and data.draw(st.booleans()):
+            message, before = data.draw(st.sampled_from(self.asked))
+            if message.client not in self.prepared:
+                return
+            client, keys, base, own, loading = attrs.astuple(message, recurse=False)[:5]
+            hashes = keys.sequence_hashes
+            message = attrs.evolve(message, again=before)
         reply = self.pool.look_up(message)
+        if reply.outcome is not LookUpOutcome.DEFERRED:
+            self.asked.append((message, reply))
         if own in self.transfers:
             assert reply == LookUpReply(LookUpOutcome.DEFERRED, 0, False)
             return
@@ -639,7 +655,7 @@ class HostPoolMachine(RuleBasedStateMachine):
         assert self.pool.used_blocks == len(self.blocks)
         assert self.pool.resident_blocks == sum(h.resident for h in self.blocks.values())
         oldest = sorted((h for h in self.blocks.values() if h.evictable), key=lambda h: h.age)
-        assert list(self.pool._evictable) == [held.hash for held in oldest]
+        assert eviction_order(self.pool) == [held.hash for held in oldest]
         assert self.pool.untold() == [c for c in self.prepared if self.behind[c] or self.untold[c]]
         assert self.pool.clients() == list(self.prepared)
         for client in self.prepared:

@@ -100,8 +100,8 @@ MUTANTS = (
     Mutant(
         "the youngest G1 block goes first",
         DEVICE,
-        "inactive.popitem(last=False)",
-        "inactive.popitem(last=True)",
+        "itertools.islice(inactive, missing)",
+        "itertools.islice(reversed(inactive), missing)",
         "tests/worker",
     ),
     Mutant(
@@ -163,7 +163,7 @@ MUTANTS = (
     Mutant(
         "a worker is not woken again after a pass without progress",
         WORKER,
-        "                port.retry(_StartPass(), phase=Phase.START)\n",
+        "                port.retry(_START_PASS, phase=Phase.START)\n",
         "",
         "tests/oracle/test_oracle.py",
     ),

@@ -486,5 +486,5 @@ def test_finished_requests_are_forgotten() -> None:
     for number in range(50):
         for time_ms, event in served(number, number + 1.0, number + 1.5, at=float(number)):
             folding.apply(Record(time_ms + number, "test", 0, event))
-    assert (folding._live, folding._add_token) == ({}, {})
+    assert (folding._live, folding._token_times_ms) == ({}, {})
     assert folding.finish()["summary"]["completed_requests"] == 50

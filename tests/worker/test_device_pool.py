@@ -19,9 +19,8 @@ def cached_chain(pool: DevicePool, hashes: list[int]) -> list[int]:
     """A request's blocks, taken and cached in order."""
     reserved = pool.reserve([], len(hashes))
     assert reserved is not None
-    blocks = [pool.take_private(reserved[0]) for _ in hashes]
-    for block, hash_ in zip(blocks, hashes, strict=True):
-        pool.cache(block, hash_)
+    blocks = pool.take_private(reserved[0], len(hashes))
+    pool.cache(blocks, hashes)
     return blocks
 
 
@@ -45,7 +44,7 @@ def test_a_block_cannot_be_cached_twice() -> None:
     pool = DevicePool(2)
     (block,) = cached_chain(pool, [1])
     with pytest.raises(InvariantViolation, match=f"block {block} is cached twice"):
-        pool.cache(block, 2)
+        pool.cache([block], [2])
 
 
 def test_a_reference_cannot_be_given_back_twice() -> None:
@@ -98,7 +97,7 @@ def test_the_tail_of_a_chain_is_evicted_first_every_time() -> None:
         reserved = pool.reserve([], 1)
         assert reserved is not None
         assert reserved[1] == [3]
-        pool.release([pool.take_private(reserved[0])])
+        pool.release(pool.take_private(reserved[0], 1))
         assert pool.match([1, 2, 3]) == (2, 0)
 
 
@@ -140,7 +139,7 @@ def test_the_most_recently_evicted_memory_is_used_first() -> None:
     reserved = pool.reserve([], 3)
     assert reserved is not None
     assert reserved[1] == [2, 1]
-    assert [pool.take_private(reserved[0]) for _ in range(3)] == [chain[0], chain[1], free]
+    assert pool.take_private(reserved[0], 3) == [chain[0], chain[1], free]
 
 
 def test_a_held_copy_is_active_and_still_hits() -> None:
@@ -282,28 +281,33 @@ class DevicePoolMachine(RuleBasedStateMachine):
         for copy in reserved.hits:
             copy.pins -= 1
             copy.refs += 1
-        request = list(reserved.hits)
-        while reserved.taken:
-            copy = Copy(reserved.taken.pop())
-            assert self.pool.take_private(reserved.real) == copy.block
-            self.private.append(copy)
-            request.append(copy)
-            hash_ = hashes.pop()
-            if hash_ is not None:
-                self.cache(copy, hash_)
+        copies = [Copy(block) for block in reversed(reserved.taken)]
+        assert self.pool.take_private(reserved.real, len(copies)) == [copy.block for copy in copies]
+        self.private += copies
+        request = [*reserved.hits, *copies]
+        entered = list(zip(copies, hashes, strict=False))
+        if None not in hashes:
+            self.cache(entered)
+        else:
+            for copy, hash_ in entered:
+                if hash_ is not None:
+                    self.cache([(copy, hash_)])
         self.requests.append(request)
 
-    def cache(self, copy: Copy, hash_: int) -> None:
-        first = self.primary(hash_) is None
-        assert self.pool.cache(copy.block, hash_) is first
-        self.private.remove(copy)
-        copy.hash = hash_
-        self.cached.append(copy)
+    def cache(self, entered: list[tuple[Copy, int]]) -> None:
+        first: list[int] = []
+        for position, (copy, hash_) in enumerate(entered):
+            if self.primary(hash_) is None:
+                first.append(position)
+            self.private.remove(copy)
+            copy.hash = hash_
+            self.cached.append(copy)
+        assert self.pool.cache([copy.block for copy, _ in entered], [hash_ for _, hash_ in entered]) == first
 
     @precondition(lambda self: self.private)
     @rule(data=st.data(), hash_=st.sampled_from(HASHES))
     def cache_later(self, data: st.DataObject, hash_: int) -> None:
-        self.cache(data.draw(st.sampled_from(self.private)), hash_)
+        self.cache([(data.draw(st.sampled_from(self.private)), hash_)])
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())

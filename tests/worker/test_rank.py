@@ -106,9 +106,13 @@ class FakeHost:
             reply = self.reply(message)
 
 
+def never(message: Any) -> Any:
+    raise AssertionError(f"a rank without a host tier asks {message}")
+
+
 def run_pass(rank: Rank, now_ms: float = 0.0, host: FakeHost | None = None) -> PassResult:
     """One whole pass, its end included; without a host nothing may be asked."""
-    result = rank.decode_pass(now_ms)
+    result = rank.decode_pass(now_ms, never if host is None else host.reply)
     if host is None:
         if result is None:
             with pytest.raises(StopIteration) as stop:
