@@ -33,11 +33,12 @@ function showHead(model) {
     model.damage && `The log is good only up to here: ${model.damage}`,
     !model.failure && !model.damage && !report.finished && "The log ends before the run does: figures up to there.",
     report.stopped_at_limit && "The run stopped at its virtual time limit.",
-    ...report.notes.map((note) => `Note: ${note}`),
   ].filter(Boolean);
-  const banner = document.getElementById("banner");
-  banner.hidden = !trouble.length;
-  banner.replaceChildren(...trouble.map((text) => element("div", {}, text)));
+  for (const [id, texts] of [["banner", trouble], ["notes", report.notes.map((note) => `Note: ${note}`)]]) {
+    const box = document.getElementById(id);
+    box.hidden = !texts.length;
+    box.replaceChildren(...texts.map((text) => element("div", {}, text)));
+  }
 }
 
 function showTiles(model) {
@@ -47,7 +48,7 @@ function showTiles(model) {
     element("div", { class: `tile ${width}` }, element("h2", {}, title), element("div", { class: "big" }, ...big),
       ...more.map((line) => element("div", { class: "more" }, ...line)));
   const small = (text) => element("small", {}, ` ${text}`);
-  const latency = (title, metric) => tile(title,
+  const latency = (title, metric) => !S[`num_${metric}_samples`] ? tile(title, ["-"], [["no samples"]]) : tile(title,
     [value(`summary.median_${metric}_ms`, fixed(S[`median_${metric}_ms`])), small("ms median")],
     [["mean ", value(`summary.mean_${metric}_ms`, fixed(S[`mean_${metric}_ms`])), " · p90 ", value(`summary.p90_${metric}_ms`, fixed(S[`p90_${metric}_ms`]))],
       ["p99 ", value(`summary.p99_${metric}_ms`, fixed(S[`p99_${metric}_ms`])), " · max ", value(`summary.max_${metric}_ms`, fixed(S[`max_${metric}_ms`]))]]);
@@ -69,7 +70,8 @@ function showTiles(model) {
     tile("Requests", [value("requests.completed", whole(N.completed)), small(`of ${whole(N.released)} completed`)],
       [[others.length ? others.map(([name, n]) => `${whole(n)} ${name}`).join(", ") : "all ended well"],
         [value("totals.preemptions", whole(T.preemptions)), " preemptions"]]),
-    tile("Duration", [value("summary.duration_ms", fixed(S.duration_ms)), small("ms")],
+    !N.completed ? tile("Duration", ["-"], [["no request completed"]])
+      : tile("Duration", [value("summary.duration_ms", fixed(S.duration_ms)), small("ms")],
       [[value("summary.request_throughput_rps", fixed(S.request_throughput_rps)), " requests/s"],
         [value("summary.output_throughput_tok_s", fixed(S.output_throughput_tok_s)), " output tokens/s"]]),
     latency("Time to first token", "ttft"), latency("Time per output token", "tpot"),
@@ -95,7 +97,8 @@ function showTables(model) {
   const ranks = report.workers.map((rank) => [`${rank.pool}-${rank.worker}/${rank.dp_rank}`, ...counts.map((name) => whole(rank[name]))]);
   ranks.push(Object.assign(["sum", ...counts.map((name) => whole(report.totals[name]))], { sum: true }));
   const latencies = [["TTFT", "ttft"], ["TPOT", "tpot"], ["E2E", "e2e_latency"]].map(([word, metric]) =>
-    [word, whole(S[`num_${metric}_samples`]), ...["mean", "median", "p90", "p99", "max"].map((part) => fixed(S[`${part}_${metric}_ms`]))]);
+    [word, whole(S[`num_${metric}_samples`]), ...["mean", "median", "p90", "p99", "max"]
+      .map((part) => (S[`num_${metric}_samples`] ? fixed(S[`${part}_${metric}_ms`]) : "-"))]);
   const inOrder = (a, b) => model.phases.indexOf(a[0]) - model.phases.indexOf(b[0]);
   const parts = Object.entries(report.ttft_parts_mean_ms).sort(inOrder).map(([name, value]) => `${name} ${fixed(value)}`).join(", ");
   const pools = ["capacity", "resident", "used", "stored", "evicted", "loaded"];

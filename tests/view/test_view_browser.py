@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chromium import Page, find_browser
+from view_values import payload_of
 
 from g2sim.bus.log import LogReader, LogWriter
 from g2sim.scenarios.run import scenario_of_log
@@ -227,3 +230,33 @@ def test_a_log_that_ends_early_opens_too(
     browser.open(tmp_path / "cut.html", "#request=0")
     assert browser.complaints == []
     assert "The run failed: cut for a test" in browser.text("#banner")
+    if payload_of(page)["report"]["requests"]["completed"] == 0:  # nothing was measured: no figure that looks perfect
+        tiles = browser.run("[...document.querySelectorAll('.tile')].map((tile) => tile.innerText.split('\\n'))")
+        big = {lines[0]: lines[1] for lines in tiles}
+        latencies = ("Time to first token", "Time per output token", "End-to-end latency")
+        assert [big[title] for title in ("Duration", *latencies)] == ["-"] * 4
+        assert all(cells[2:] == ["-"] * 5 for cells in browser.run(CELLS.format("latencies")))
+
+
+@pytest.mark.parametrize("width", [1400, 1101, 600])
+def test_the_selected_request_fits_its_panel(opened: Opened, width: int) -> None:
+    page = opened("separate", "#request=60")
+    page.size(width, 1000)
+    page.frame()
+    fits = page.run(
+        "document.getElementById('selection').scrollWidth <= document.getElementById('selection').clientWidth"
+    )
+    page.size(1400, 1000)
+    assert fits
+
+
+def test_a_note_is_no_error(browser: Page, run_of: Callable[[str], Path], tmp_path: Path) -> None:
+    run = run_of("demo")
+    page, _ = page_of_log(run, scenario_of_log(run))
+    value = payload_of(page)
+    value["report"]["notes"] = ["an ordinary remark"]
+    data = base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
+    (tmp_path / "noted.html").write_text(re.sub(r'(?<=octet-stream">)[^<]*', data, page), encoding="utf-8")
+    browser.open(tmp_path / "noted.html")
+    assert browser.text("#notes") == "Note: an ordinary remark"
+    assert browser.run("document.getElementById('banner').hidden")
