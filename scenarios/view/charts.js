@@ -155,6 +155,9 @@ function makeCharts(model, state, colour) {
     return lanes;
   }
 
+  // Phases that are worth seeing and often shorter than a pixel: drawn last, and no narrower than this.
+  const RARE = new Set(["host_load", "preempted"].map((name) => model.phases.indexOf(name))), RARE_LEAST = 3;
+
   const nameOf = (r) => {
     const session = R.session[r] >= 0 ? model.sessions[R.session[r]] : "";
     return [session, R.label[r]].filter(Boolean).join(" · ");
@@ -194,14 +197,18 @@ function makeCharts(model, state, colour) {
           for (let p = R.first[r]; p < R.first[r + 1]; p++) {
             if (!visible(R.begin[p], R.end[p], state.view)) continue;
             const a = Math.max(xOf(R.begin[p]), plot.left), b = Math.min(xOf(R.end[p]), plot.left + plot.width);
-            if (b > a) boxes[R.phase[p]].push(a, i * pitch, Math.max(b - a, shown.packed ? 0.1 : 0.6));
+            if (b <= a) continue;
+            const least = shown.packed ? 0.1 : RARE.has(R.phase[p]) ? RARE_LEAST : 0.6;
+            boxes[R.phase[p]].push(Math.max(plot.left, Math.min(a, b - least)), i * pitch, Math.max(b - a, least));
           }
           const token = xOf(R.arrival[r] + R.ttft_us[r]);
           if (shown.all <= TOKENS_MOST && R.ttft_us[r] >= 0 && pitch >= 5 && token >= plot.left && token <= plot.left + plot.width)
             tokens.push(token - 1, i * pitch - 0.5);
         }
       });
-      boxes.forEach((list, phase) => {
+      const order = [...boxes.keys()].sort((one, other) => RARE.has(one) - RARE.has(other));
+      order.forEach((phase) => {
+        const list = boxes[phase];
         ctx.fillStyle = colour(model.phases[phase]);
         for (let k = 0; k < list.length; k += 3) ctx.fillRect(list[k], list[k + 1], list[k + 2], bar);
       });
@@ -226,9 +233,9 @@ function makeCharts(model, state, colour) {
     hover(at, plot) {
       const r = lanes.at(at, plot);
       if (r === undefined) return null;
-      const rows = [];
+      const rows = [], wide = shown.packed ? 0 : (RARE_LEAST * (state.view.to - state.view.from)) / plot.width;
       for (let p = R.first[r]; p < R.first[r + 1]; p++)
-        if (at.us >= R.begin[p] && at.us <= R.end[p] && R.end[p] > R.begin[p]) {
+        if (at.us >= Math.min(R.begin[p], RARE.has(R.phase[p]) ? R.end[p] - wide : R.begin[p]) && at.us <= R.end[p] && R.end[p] > R.begin[p]) {
           const rank = R.phase_rank[p] < 0 ? "" : ` on ${model.ranks[R.phase_rank[p]].name}`;
           rows.push([PHASE_WORDS[model.phases[R.phase[p]]] + rank, ms(R.phase_us[p]), model.phases[R.phase[p]]]);
         }
