@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @reads_runs("run_path")
 def explain(run_path: Path, request: str, as_json: bool) -> None:
-    """Explain the placement of REQUEST (its number or name) in RUN, and what came of it, from the log alone.
+    """Explain the placement of REQUEST in RUN, and what came of it, from the log alone.
+
+    REQUEST is its number, its name, or its session and turn as in s12/2. Numbers are of one run: under another policy
+    another request may have it.
 
     Shows every candidate with what the router believed of its caches and load, each part of its cost, and ties; then
     what happened, and why less was found in the caches than the router had reported.
@@ -46,21 +49,25 @@ def _parts(told: Explanation) -> Iterator[str]:
     arrival, block = told.arrival, told.block_size_tokens
     name = "" if arrival.name is None else f" ({arrival.name})"
     session = "" if arrival.session_id is None else f", session {arrival.session_id}"
+    if session and arrival.turn_index is not None:
+        session += f" turn {arrival.turn_index}"
     yield (
         f"request {arrival.request}{name}{session}: {arrival.input_tokens} prompt tokens, "
         f"{whole_blocks(arrival.input_tokens, block)} whole blocks of {block}; "
-        f"{arrival.output_tokens} tokens asked; arrived at {arrival.arrival_ms:.3f} ms"
+        f"{arrival.output_tokens} output tokens asked for; arrived at {arrival.arrival_ms:.3f} ms"
     )
     for decision in told.decisions:
         yield _decision(decision, told)
     yield "what happened [ms]\n" + "\n".join(f"{step.time_ms:14.3f}  {step.what}" for step in told.steps)
+    looking = {decision.pool for decision in told.decisions if decision.weighed is not None}
     for reuse in told.reuse:
         host = "" if reuse.host_tokens is None else f" + {reuse.host_tokens} from G2"
         believed = (reuse.device_blocks + reuse.host_blocks) * block
-        line = (
-            f"{reuse.pool}: believed {reuse.device_blocks} blocks on the device + {reuse.host_blocks} in host memory = "
-            f"{believed} tokens; found {reuse.g1_tokens} from G1{host}; computed {reuse.computed_tokens}"
-        )
+        line = f"found {reuse.g1_tokens} from G1{host}; computed {reuse.computed_tokens}"
+        if reuse.pool in looking:
+            blocks = f"{reuse.device_blocks} blocks on the device + {reuse.host_blocks} in host memory"
+            line = f"believed {blocks} = {believed} tokens; {line}"
+        line = f"{reuse.pool}: {line}"
         yield "\n  ".join([line, *reuse.reasons])
     if not told.finished:
         yield "the log ends before the request does"

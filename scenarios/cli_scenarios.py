@@ -55,10 +55,14 @@ def check(files: tuple[Path, ...], block_size: int, trace_format: str | None) ->
         try:
             click.echo(f"{file}: ok, {check_file(file, trace_format=kind, block_size_tokens=block_size)}")
         except ConfigError as error:
+            if len(files) == 1:
+                raise
             bad += 1
             click.echo(f"error: {error}", err=True)
     if bad:
-        raise ConfigError("", problem=f"{bad} of {len(files)} files are not good")
+        raise ConfigError(
+            "", problem="it is not good" if len(files) == 1 else f"{bad} of {len(files)} files are not good"
+        )
 
 
 @click.command()

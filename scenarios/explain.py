@@ -31,6 +31,7 @@ from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, T
 from g2sim.actors.membership.events import RequestLost, WorkerCrashed
 from g2sim.actors.router.events import PlacementWeighed, RequestPlaced, RequestRefused, RequestWaits
 from g2sim.actors.traffic.events import RequestArrived
+from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.events import PassEnded, RequestAdmitted, RequestEnded, RequestPreempted, RequestQueued
 from g2sim.bus.errors import ConfigError, LogDamaged, close_to
 from g2sim.bus.events import Record
@@ -132,6 +133,13 @@ def explain_request(path: Path, wanted: str) -> tuple[Explanation, LogDamaged | 
     return fold.finish(), damage
 
 
+def request_name(event: RequestArrived) -> str | None:
+    """What a user may call a request beside its number: its own name, or its session and turn as ``s12/2``."""
+    if event.name is not None or event.session_id is None or event.turn_index is None:
+        return event.name
+    return f"{event.session_id}/{event.turn_index}"
+
+
 @attrs.define(slots=True)
 class _Tier:
     """What one tier of one rank holds, and when blocks left it last [ms]."""
@@ -223,8 +231,10 @@ class _ExplainFold:
             allowed = f"0 to {arrived - 1}" if arrived else "none: no request arrived in this log"
             names = [name for name in self._names if name]
             if names:
-                allowed += ", or a name"
-            raise ConfigError("REQUEST", got=self._wanted, allowed=allowed, hint=close_to(self._wanted, names))
+                allowed += f", or a name such as {names[-1]}"
+            turns = [name for name in names if name.startswith(f"{self._wanted}/")]
+            hint = f"the session has {', '.join(turns[:5])}" if turns else close_to(self._wanted, names)
+            raise ConfigError("REQUEST", got=self._wanted, allowed=allowed, hint=hint)
         while self._looks:
             self._settle(self._looks.pop(0))
         return self._found
@@ -232,8 +242,9 @@ class _ExplainFold:
     # -- the request
 
     def _arrived(self, _: float, event: RequestArrived) -> None:
-        self._names.setdefault(event.name or "", []).append(event.request)
-        if event.request != self._number and event.name != self._wanted:
+        name = request_name(event)
+        self._names.setdefault(name or "", []).append(event.request)
+        if event.request != self._number and name != self._wanted:
             return
         if self._found is not None:
             return
@@ -339,7 +350,19 @@ class _ExplainFold:
 
     def _ended(self, _: float, event: RequestEnded) -> str:
         self._explained.finished = True
-        return f"{event.status} with {self._tokens} tokens"
+        return f"{event.status} with {self._tokens} tokens{self._why_rejected(event)}"
+
+    def _why_rejected(self, event: RequestEnded) -> str:
+        if event.status != RequestStatus.REJECTED or event.worker is None:
+            return ""
+        rank = next(pool.rank for pool in self._scenario.deployment.pools if pool.role.value == event.role)
+        tokens, limit = self._explained.arrival.input_tokens, rank.max_model_len_tokens
+        if limit is not None and tokens >= limit:
+            return f": the model's context has {limit} tokens, and the answer needs one of them"
+        blocks = -(-tokens // rank.block_size_tokens)
+        if blocks > rank.gpu_blocks:
+            return f": its prompt has {blocks} blocks, and the G1 of a rank has {rank.gpu_blocks}"
+        return ""
 
     # -- what is where
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -390,6 +390,7 @@ class ReportFold:
         self._staying: dict[int, tuple[RequestArrived, type[Any]]] = {}  # with the event with which it leaves
         self._event_plane = EventPlaneFold()
         self._membership = MembershipFold()
+        self._largest_rejected_tokens = 0
         self._replicas: ReplicaFold | None = None
         if info.router_replicas > 1:
             roles = [pool.role for pool in info.pools]
@@ -465,7 +466,7 @@ class ReportFold:
             "scenario": info.name,
             "finished": self._finished is not None,
             "stopped_at_limit": None if self._finished is None else self._finished.stopped_at_limit,
-            "notes": [note for end in (self._started, self._finished) if end is not None for note in end.notes],
+            "notes": [*self._notes()],
             "summary": self._summary(),
             "requests": {"released": self._released, **self._ends, "unfinished": len(self._live)},
             "workers": [
@@ -480,6 +481,17 @@ class ReportFold:
             **({} if self._replicas is None else {"routers": self._replicas.section()}),
             "definitions": dict(DEFINITIONS),
         }
+
+    def _notes(self) -> Iterator[str]:
+        for end in (self._started, self._finished):
+            yield from () if end is None else end.notes
+        prompt_side = self._info.pools[0]
+        blocks = -(-self._largest_rejected_tokens // prompt_side.block_size_tokens)
+        if blocks > prompt_side.gpu_blocks:
+            yield (
+                f"requests were rejected that can never run: the largest prompt of them has {blocks} blocks, "
+                f"and the G1 of a rank has {prompt_side.gpu_blocks}"
+            )
 
     def _summary(self) -> dict[str, Any]:
         info, end = self._info, self._finished
@@ -566,6 +578,8 @@ class ReportFold:
             raise InvariantViolation(f"request {event.request}: unknown status {event.status!r}")
         del self._live[event.request]
         self._token_times_ms.pop(event.request, None)
+        if event.status == RequestStatus.REJECTED:
+            self._largest_rejected_tokens = max(self._largest_rejected_tokens, track.arrival.input_tokens)
         end = EndedRequest.of(track, event.status, time_ms)
         leaving = self._leaves_with(event)
         settled = leaving is None
@@ -787,11 +801,12 @@ def _latency_table(report: Report) -> str:
     summary = report["summary"]
     columns = ("mean", "median", "p90", "p99", "max")
     rows = [
-        [label, summary[f"num_{metric}_samples"], *(summary[f"{column}_{metric}_ms"] for column in columns)]
+        [label, samples := summary[f"num_{metric}_samples"]]
+        + [summary[f"{column}_{metric}_ms"] if samples else None for column in columns]
         for label, metric in (("TTFT", "ttft"), ("TPOT", "tpot"), ("E2E", "e2e_latency"))
     ]
     headers = ["latency", "samples", *(f"{'p50' if column == 'median' else column} [ms]" for column in columns)]
-    table = tabulate(rows, headers=headers, floatfmt=".3f")
+    table = tabulate(rows, headers=headers, floatfmt=".3f", missingval="-")
     parts = ", ".join(f"{name} {spent_ms:.3f}" for name, spent_ms in report["ttft_parts_mean_ms"].items())
     return f"{table}\nmean TTFT is [ms]: {parts}" if parts else table
 

@@ -167,7 +167,7 @@ def run_scenario(
     return RunResult(
         report=report,
         digest=digest,
-        notes=(*notes, *late_notes),
+        notes=tuple(report["notes"]),
         checkpoints=verifier.checkpoints if verifier else 0,
     )
 

@@ -71,6 +71,33 @@ def test_a_request_can_be_meant_by_its_name_if_only_one_has_it(tmp_path: Path) -
 # -- why less, or more, than believed
 
 
+def test_a_turn_of_a_session_is_a_name(tmp_path: Path) -> None:
+    rows = [row(0, [1], session_id="s"), {**row(0, [2], session_id="s"), "delay": 5.0}, row(0, [3], session_id="other")]
+    for one in rows[1:2]:
+        del one["timestamp"]
+    run = ran(tmp_path, rows)
+    assert told(run, "s/1").arrival.turn_index == 1
+    assert told(run, "other/0").arrival.session_id == "other"
+    with pytest.raises(ConfigError, match=r"or a name such as .*; the session has s/0, s/1$"):
+        explain_request(run, "s")
+
+
+@pytest.mark.parametrize(
+    ("context", "why"),
+    [
+        (None, "rejected with 0 tokens: its prompt has 9 blocks, and the G1 of a rank has 8"),
+        (8, "rejected with 0 tokens: the model's context has 8 tokens, and the answer needs one of them"),
+    ],
+)
+def test_a_request_that_can_never_run_is_told_why(context: int | None, why: str, tmp_path: Path) -> None:
+    change = None if context is None else {"context_length": context}
+    run = ran(tmp_path, [row(0, range(9)), row(1, [50])], change=change)
+    assert told(run, 0).steps[-1].what == why
+    (note,) = json.loads((run / "report.json").read_text())["notes"]
+    assert note.endswith(": the largest prompt of them has 9 blocks, and the G1 of a rank has 8")
+    assert told(run, 1).steps[-1].what.startswith("completed")
+
+
 def test_a_stale_event_is_blamed_when_the_router_had_not_heard_of_the_removal(tmp_path: Path) -> None:
     """At 1050 ms a router with 1000 ms of lag knows that blocks came at 10 ms, not that they left from 110 ms on."""
     rows = [row(0, [1, 2, 3, 4]), row(100, [11, 12, 13, 14, 15]), row(1050, [1, 2, 3, 4])]

@@ -81,6 +81,8 @@ def test_an_agentic_run_has_one_line_of_plays() -> None:
 
 def test_a_table_without_a_host_tier_or_requests_has_no_empty_parts() -> None:
     text = render_table(fold(run_info(), (0.0, run_finished()))[0])
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("TTFT")]
+    assert row == ["TTFT", "0", *["-"] * 5], "no sample is no 0"
     assert "G2 pool" not in text
     assert "mean TTFT" not in text
     assert text.endswith("\n")
