@@ -7,7 +7,7 @@ A capture is an event log (``g2sim.bus.log``) with event types of its own:
 - ``cap.open [stream, endpoint, replay_endpoint, dp_rank]``: a stream that was listened to. ``stream`` is its name,
   ``dp_rank`` the rank to assume for batches that name none.
 - ``cap.msg [stream, replayed, frames]``: one message of it, frames as received; ``replayed`` if it was an answer of
-  the replay socket.
+  the replay socket. No frames: the connection was cut by one that was too large, or was none of ZeroMQ's.
 - ``cap.anew [stream]``: its publisher began anew; the next message is the first one known of its new life.
 - ``cap.end [stream, tail_confirmed]``: the listening ended; ``tail_confirmed`` if the replay socket has said that
   nothing came after the last message.

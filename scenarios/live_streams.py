@@ -2,12 +2,17 @@
 
 Owns: the sockets of a listener. Refuses to know: what the messages say, and what is lost (``live_sequence``). Needs
 pyzmq, imported when used.
+
+Whoever sends is not trusted. libzmq ends a connection for good when a frame is above ``MAX_FRAME_BYTES`` or is none of
+ZeroMQ's; it is made anew here, and a message without frames stands for what was cut off.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +22,7 @@ from typing import Any, Final, Self
 import attrs
 
 from g2sim.actors.kv.wire import WireError
-from g2sim.actors.kv.wire_vllm import MAX_PAYLOAD_BYTES, Message, read_message, read_replay_answer, replay_request
+from g2sim.actors.kv.wire_vllm import MAX_FRAME_BYTES, Message, read_message, read_replay_answer, replay_request
 from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.live_sequence import Answer, Heard
 
@@ -34,6 +39,8 @@ _STALL_S: Final = 0.5
 """Time without a look at the sockets [s] after which no stream counts as silent: this process itself was held up."""
 _LAST_S: Final = 3.0
 """Longest time for what is queued at the end [s]."""
+_RETRY_S: Final = 0.5
+"""Time [s] in which libzmq, if it makes a lost connection anew by itself, has begun to do so (it does so at once)."""
 
 
 def import_zmq() -> ModuleType:
@@ -67,6 +74,7 @@ class Received:
     """One message: which stream, ms since the start, whether it answered a replay request, frames.
 
     Attributes:
+        frames: none where the connection was cut, for a frame that was too large or none of ZeroMQ's.
         anew: it is the first of a publisher that began anew.
     """
 
@@ -77,18 +85,62 @@ class Received:
     anew: bool = False
 
 
+class _Contact:
+    """A socket's connection, as its monitor tells of it.
+
+    A peer that goes away is tried again by libzmq at once, which says so. It gives up where it could not read what
+    came: that is a cut.
+
+    Attributes:
+        monitor: a socket that can be read when there is news.
+        cut_at: when the lost connection counts as cut, unless libzmq tries again; infinite while there is one.
+    """
+
+    def __init__(self, zmq: ModuleType, socket: Any) -> None:
+        self._zmq = zmq
+        self.monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+        self.cut_at = math.inf
+
+    def lost(self) -> bool:
+        """Take note of what the monitor says; whether the connection was lost since this was asked last."""
+        lost = False
+        while self.monitor.poll(0):
+            news = self.monitor.recv_multipart()[0]
+            is_lost = int.from_bytes(news[:2], sys.byteorder) == self._zmq.EVENT_DISCONNECTED
+            self.cut_at = time.monotonic() + _RETRY_S if is_lost else math.inf
+            lost |= is_lost
+        return lost
+
+
 @attrs.define(slots=True, eq=False)
 class _Stream:
     """``ask_at``: when to ask the replay socket if it stays silent; ``silence_s``: how long it was silent then."""
 
     endpoint: Endpoint
     heard: Heard
+    contact: _Contact
     ask_at: float
     silence_s: float = SILENCE_S
 
     def listen_on(self) -> None:
         self.silence_s = SILENCE_S
         self.ask_at = time.monotonic() + SILENCE_S
+
+
+@attrs.frozen(slots=True, eq=False)
+class _Request:
+    """A socket on which a replay was asked for."""
+
+    socket: Any
+    contact: _Contact
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.disable_monitor()
+        self.contact.monitor.close()
+        self.socket.close()
 
 
 @contextlib.contextmanager
@@ -147,14 +199,13 @@ class Listener:
                 socket = self._context.socket(zmq.SUB)
                 socket.setsockopt(zmq.LINGER, 0)
                 socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
-                socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
+                socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
                 socket.setsockopt(zmq.SUBSCRIBE, b"")
-                heard = Heard(endpoint.replay is not None, from_start)
-                self._streams[socket] = stream = _Stream(endpoint, heard, self._start + SILENCE_S)
-                monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-                self._monitors[monitor] = stream
+                heard, contact = Heard(endpoint.replay is not None, from_start), _Contact(zmq, socket)
+                self._streams[socket] = stream = _Stream(endpoint, heard, contact, self._start + SILENCE_S)
+                self._monitors[contact.monitor] = stream
                 self._connect(socket, endpoint.live)
-                self._poller.register(monitor, zmq.POLLIN)
+                self._poller.register(contact.monitor, zmq.POLLIN)
                 self._poller.register(socket, zmq.POLLIN)
         except BaseException:
             self._context.destroy(0)
@@ -183,13 +234,20 @@ class Listener:
         yield from self._last()
 
     def _come(self, wait_ms: int) -> Iterator[Received]:
-        """One message of each stream that has one."""
-        ready = self._poller.poll(wait_ms)
-        self._looked = time.monotonic()
-        for socket, _ in ready:
+        """One message of each stream that has one, and what was cut off."""
+        ready = dict(self._poller.poll(wait_ms))
+        self._looked = now = time.monotonic()
+        for socket, stream in self._streams.items():
+            if now >= stream.contact.cut_at and socket not in ready and stream.contact.monitor not in ready:
+                socket.disconnect(stream.endpoint.live)  # or libzmq takes the connection for one that stands
+                self._connect(socket, stream.endpoint.live)
+                stream.contact.cut_at = math.inf
+                yield self._received(stream, [], replayed=False)
+        for socket in ready:
             if socket in self._monitors:
-                socket.recv_multipart()
-                self._monitors[socket].heard.lost_contact()
+                stream = self._monitors[socket]
+                if stream.contact.lost():
+                    stream.heard.lost_contact()
                 continue
             stream = self._streams[socket]
             yield from self._hand_out(stream, socket.recv_multipart())
@@ -225,8 +283,10 @@ class Listener:
     def _last(self) -> Iterator[Received]:
         """What is queued, and what was lost behind it; streams with more in the queue are left as they are."""
         deadline = time.monotonic() + (_LAST_S if self._left is None else 0.0)
-        while (more := dict(self._poller.poll(0))) and time.monotonic() < deadline:
-            yield from self._come(0)
+        while (more := dict(self._poller.poll(0))) or self._perhaps_cut():
+            if time.monotonic() >= deadline:
+                break
+            yield from self._come(0 if more else _POLL_MS)
         asked = []
         for socket, stream in self._streams.items():
             first = stream.heard.check_from() if stream.heard.replay and socket not in more else None
@@ -235,10 +295,13 @@ class Listener:
         for stream, first, replay in asked:
             yield from self._ask(stream, first, asked=replay)
 
+    def _perhaps_cut(self) -> bool:
+        return any(stream.contact.cut_at < math.inf for stream in self._streams.values())
+
     # -- the replay socket
 
     def _ask(
-        self, stream: _Stream, first: int | None, *, before: Message | None = None, asked: Any = None
+        self, stream: _Stream, first: int | None, *, before: Message | None = None, asked: _Request | None = None
     ) -> Iterator[Received]:
         """Ask for everything from a number on, on a socket where that was ``asked`` already, or a new one.
 
@@ -246,37 +309,51 @@ class Listener:
             before: the live message at hand; None if nothing is queued.
         """
         while first is not None:
-            with asked or self._request(stream.endpoint, first) as socket:
-                answers, ended = self._answers(socket)
+            with asked or self._request(stream.endpoint, first) as request:
+                answers, ended = self._answers(request)
             asked = None
             taken, first = stream.heard.answered(first, answers, ended=ended, before=before)
             for frames in taken:
                 yield self._received(stream, frames, replayed=True)
 
-    def _request(self, endpoint: Endpoint, first: int) -> Any:
-        """A socket on which a request was made."""
+    def _request(self, endpoint: Endpoint, first: int) -> _Request:
         socket = self._context.socket(self._zmq.DEALER)
         socket.setsockopt(self._zmq.LINGER, 0)
         socket.setsockopt(self._zmq.RCVHWM, 0)
-        socket.setsockopt(self._zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
+        socket.setsockopt(self._zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        contact = _Contact(self._zmq, socket)
         self._connect(socket, endpoint.replay or "")
         socket.send_multipart(replay_request(first))
-        return socket
+        return _Request(socket, contact)
 
-    def _answers(self, socket: Any) -> tuple[list[Answer], bool]:
+    def _answers(self, request: _Request) -> tuple[list[Answer], bool]:
         """The answers to a request, and whether the end marker came."""
         answers: list[Answer] = []
-        while len(answers) < MAX_REPLAY and socket.poll(int(self._timeout_s * 1000)):
-            frames = socket.recv_multipart()
+        while len(answers) < MAX_REPLAY and (frames := self._answer(request)) is not None:
             try:
                 answer = read_replay_answer(frames)
             except WireError:
                 answers.append((None, frames))
+                if not frames:
+                    break
                 continue
             if answer.end:
                 return answers, True
             answers.append((answer, frames))
         return answers, False
+
+    def _answer(self, request: _Request) -> list[bytes] | None:
+        """What comes next; no frames if the connection was cut, None if nothing comes."""
+        socket, contact = request.socket, request.contact
+        until = time.monotonic() + self._timeout_s
+        while time.monotonic() < until or contact.cut_at < math.inf:
+            if socket.poll(_POLL_MS):
+                frames: list[bytes] = socket.recv_multipart()
+                return frames
+            contact.lost()
+            if time.monotonic() >= contact.cut_at:
+                return []
+        return None
 
     # -- both
 

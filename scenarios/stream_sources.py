@@ -29,7 +29,7 @@ import g2sim.actors.worker.events  # noqa: F401
 from g2sim.actors.kv import wire_dynamo, wire_neutral
 from g2sim.actors.kv.wire import CLEARED, REMOVED, STORED, StreamEvent, WireError
 from g2sim.actors.kv.wire_neutral import JOINED, LEFT, Membership
-from g2sim.actors.kv.wire_vllm import Message, decode_batch, read_message, read_replay_answer
+from g2sim.actors.kv.wire_vllm import MAX_FRAME_BYTES, Message, decode_batch, read_message, read_replay_answer
 from g2sim.bus.errors import ConfigError, LogDamaged, shorten
 from g2sim.bus.log import MAGIC, LogReader
 from g2sim.scenarios.capture import ANEW, ENDED, MESSAGE, OPENED
@@ -321,7 +321,11 @@ class MessageReader:
     _ranks: set[tuple[str | int, int]] = attrs.Factory(set)
 
     def read(self, frames: Sequence[bytes], *, replayed: bool) -> Item | None:
-        """One message; None for the end marker of a replay."""
+        """One message, or none for a connection that was cut; returns None for the end marker of a replay."""
+        if not frames:
+            where = "replay of stream" if replayed else "stream"
+            problem = f"a frame of more than {MAX_FRAME_BYTES} bytes, or one that is not ZeroMQ's"
+            return Bad("KV001", f"{where} {self.name}: the connection was cut by {problem}; what it held is not known")
         try:
             message = read_replay_answer(frames) if replayed else read_message(frames)
             if message.end:

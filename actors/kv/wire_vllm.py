@@ -42,6 +42,8 @@ from g2sim.actors.kv.wire import (
 from g2sim.bus.errors import shorten
 
 MAX_PAYLOAD_BYTES: Final = 64 * 2**20
+MAX_FRAME_BYTES: Final = 16 * 2**20
+"""Largest frame taken from a socket [B]. A batch that stores a prompt of a million tokens has about 8 MB."""
 MAX_TOPIC_BYTES: Final = 4096
 END_OF_REPLAY: Final = b"\xff" * 8
 _INTEGERS: Final = frozenset((int,))
