@@ -4,7 +4,9 @@ Owns: the sockets of a listener. Refuses to know: what the messages say, and wha
 pyzmq, imported when used.
 
 Whoever sends is not trusted. libzmq ends a connection for good when a frame is above ``MAX_FRAME_BYTES`` or is none of
-ZeroMQ's; it is made anew here, and a message without frames stands for what was cut off.
+ZeroMQ's; it is made anew here, and a message without frames stands for what was cut off. A socket holds few messages,
+and what is taken from it waits here, up to ``MAX_WAITING_BYTES``: beyond that the sender's own queue fills, and what he
+drops shows as a gap in his numbers. A replay is bounded in answers, bytes and time.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from types import ModuleType, TracebackType
 from typing import Any, Final, Self
@@ -26,11 +29,26 @@ from g2sim.actors.kv.wire_vllm import MAX_FRAME_BYTES, Message, read_message, re
 from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.live_sequence import Answer, Heard
 
-RECEIVE_QUEUE: Final = 100_000
-"""Messages that may wait in a socket, as many as vLLM's publisher lets wait."""
-_POLL_MS: Final = 100
+RECEIVE_QUEUE: Final = 16
+"""Messages that may wait in a socket, where only their number can be bounded."""
+REPLAY_QUEUE: Final = 64
+"""The same for answers of a replay. They are taken at once, because its sender drops what does not fit."""
+MAX_WAITING: Final = 100_000
+"""Messages of all streams that may wait to be handed out, as many as vLLM's publisher lets wait."""
+MAX_WAITING_BYTES: Final = 256 * 2**20
+"""Their size [B], and that of the answers to one replay request."""
 MAX_REPLAY: Final = 100_000
 """Most answers taken for one replay request."""
+MAX_REPLAY_S: Final = 60.0
+"""Longest time that one replay may take [s]."""
+_SURE_REPLAY: Final = 1000
+"""Answers that surely fit into the queue of a replay's sender, as it is in ZeroMQ unless it is set."""
+_POLL_MS: Final = 100
+_TAKEN: Final = 256
+"""Messages taken from one socket before the others are looked at."""
+_HANDED_OUT: Final = 16
+"""Messages of one stream handed out before the sockets are looked at again."""
+_FRAME_OVERHEAD_BYTES: Final = 100
 SILENCE_S: Final = 1.0
 """Time without a message [s] after which the replay socket is asked whether something was lost behind the last one."""
 _MOST_SILENCE_S: Final = 60.0
@@ -38,7 +56,7 @@ _MOST_SILENCE_S: Final = 60.0
 _STALL_S: Final = 0.5
 """Time without a look at the sockets [s] after which no stream counts as silent: this process itself was held up."""
 _LAST_S: Final = 3.0
-"""Longest time for what is queued at the end [s]."""
+"""Longest time for what is queued at the end, and for a replay once the listening is over [s]."""
 _RETRY_S: Final = 0.5
 """Time [s] in which libzmq, if it makes a lost connection anew by itself, has begun to do so (it does so at once)."""
 
@@ -114,13 +132,35 @@ class _Contact:
 
 @attrs.define(slots=True, eq=False)
 class _Stream:
-    """``ask_at``: when to ask the replay socket if it stays silent; ``silence_s``: how long it was silent then."""
+    """A stream, and what was taken from its socket and waits to be handed out.
+
+    Attributes:
+        ask_at: when to ask the replay socket if it stays silent. ``silence_s``: how long it was silent then.
+        behind: whether its socket may hold more.
+    """
 
     endpoint: Endpoint
     heard: Heard
     contact: _Contact
     ask_at: float
     silence_s: float = SILENCE_S
+    behind: bool = False
+    waiting: deque[list[bytes]] = attrs.Factory(deque)
+    waiting_bytes: int = 0
+
+    @property
+    def queued(self) -> bool:
+        """Whether something came that was not handed out: nothing is known of its silence or its end then."""
+        return self.behind or bool(self.waiting)
+
+    def put(self, frames: list[bytes]) -> None:
+        self.waiting.append(frames)
+        self.waiting_bytes += _size_bytes(frames)
+
+    def get(self) -> list[bytes]:
+        frames = self.waiting.popleft()
+        self.waiting_bytes -= _size_bytes(frames)
+        return frames
 
     def listen_on(self) -> None:
         self.silence_s = SILENCE_S
@@ -223,39 +263,63 @@ class Listener:
     def messages(self) -> Iterator[Received]:
         """What comes, what was lost before what showed the loss."""
         while not self._over():
-            yield from self._come(_POLL_MS)
-            silent = min(self._streams.values(), key=lambda stream: stream.ask_at)
+            yield from self._take(_POLL_MS)
+            yield from self._hand_on()
+            quiet = (stream for stream in self._streams.values() if not stream.queued)
+            silent = min(quiet, key=lambda stream: stream.ask_at, default=None)
             now = time.monotonic()
             if now - self._looked > _STALL_S:
                 for stream in self._streams.values():
                     stream.ask_at = max(stream.ask_at, now + SILENCE_S)
-            elif now >= silent.ask_at and not self._over():
+            elif silent is not None and now >= silent.ask_at and not self._over():
                 yield from self._ask_silent(silent)
         yield from self._last()
 
-    def _come(self, wait_ms: int) -> Iterator[Received]:
-        """One message of each stream that has one, and what was cut off."""
-        ready = dict(self._poller.poll(wait_ms))
+    def _take(self, wait_ms: int) -> Iterator[Received]:
+        """Take from the sockets what there is, as far as there is room; wait for it if nothing waits here.
+
+        Gives what stands for messages that were cut off.
+        """
+        streams = self._streams.values()
+        ready = dict(self._poller.poll(0 if any(stream.waiting for stream in streams) else wait_ms))
         self._looked = now = time.monotonic()
         for socket, stream in self._streams.items():
-            if now >= stream.contact.cut_at and socket not in ready and stream.contact.monitor not in ready:
+            contact = stream.contact
+            if contact.monitor in ready:
+                if contact.lost():
+                    stream.heard.lost_contact()
+            elif now >= contact.cut_at and socket not in ready:
                 socket.disconnect(stream.endpoint.live)  # or libzmq takes the connection for one that stands
                 self._connect(socket, stream.endpoint.live)
-                stream.contact.cut_at = math.inf
+                contact.cut_at = math.inf
                 yield self._received(stream, [], replayed=False)
-        for socket in ready:
-            if socket in self._monitors:
-                stream = self._monitors[socket]
-                if stream.contact.lost():
-                    stream.heard.lost_contact()
-                continue
-            stream = self._streams[socket]
-            yield from self._hand_out(stream, socket.recv_multipart())
-            stream.listen_on()
-            if self._left is not None:
-                self._left -= 1
-                if self._left <= 0:
-                    return
+            stream.behind = socket in ready and not self._emptied(socket, stream)
+
+    def _emptied(self, socket: Any, stream: _Stream) -> bool:
+        """Take from a socket, and tell whether it has no more; each stream has an equal part of the room."""
+        most, most_bytes = MAX_WAITING // len(self._streams), MAX_WAITING_BYTES // len(self._streams)
+        for _ in range(_TAKEN):
+            if len(stream.waiting) >= most or stream.waiting_bytes >= most_bytes:
+                return False
+            try:
+                stream.put(socket.recv_multipart(self._zmq.NOBLOCK))
+            except self._zmq.Again:
+                return True
+        return False
+
+    def _hand_on(self) -> Iterator[Received]:
+        """Some messages of each stream, one after the other of each."""
+        for _ in range(_HANDED_OUT):
+            some = [stream for stream in self._streams.values() if stream.waiting]
+            for stream in some:
+                yield from self._hand_out(stream, stream.get())
+                stream.listen_on()
+                if self._left is not None:
+                    self._left -= 1
+                    if self._left <= 0:
+                        return
+            if not some or self._over():
+                return
 
     def _hand_out(self, stream: _Stream, frames: list[bytes]) -> Iterator[Received]:
         """A live message, after what it shows to be lost."""
@@ -283,20 +347,20 @@ class Listener:
     def _last(self) -> Iterator[Received]:
         """What is queued, and what was lost behind it; streams with more in the queue are left as they are."""
         deadline = time.monotonic() + (_LAST_S if self._left is None else 0.0)
-        while (more := dict(self._poller.poll(0))) or self._perhaps_cut():
-            if time.monotonic() >= deadline:
+        while True:
+            perhaps_cut = any(stream.contact.cut_at < math.inf for stream in self._streams.values())
+            yield from self._take(_POLL_MS if perhaps_cut else 0)
+            queued = any(stream.queued for stream in self._streams.values())
+            if not (queued or perhaps_cut) or time.monotonic() >= deadline:
                 break
-            yield from self._come(0 if more else _POLL_MS)
+            yield from self._hand_on()
         asked = []
-        for socket, stream in self._streams.items():
-            first = stream.heard.check_from() if stream.heard.replay and socket not in more else None
+        for stream in self._streams.values():
+            first = stream.heard.check_from() if stream.heard.replay and not stream.queued else None
             if first is not None:
                 asked.append((stream, first, self._request(stream.endpoint, first)))
         for stream, first, replay in asked:
             yield from self._ask(stream, first, asked=replay)
-
-    def _perhaps_cut(self) -> bool:
-        return any(stream.contact.cut_at < math.inf for stream in self._streams.values())
 
     # -- the replay socket
 
@@ -313,13 +377,15 @@ class Listener:
                 answers, ended = self._answers(request)
             asked = None
             taken, first = stream.heard.answered(first, answers, ended=ended, before=before)
+            if len(answers) > _SURE_REPLAY:  # the sender may have dropped what came before the end marker
+                stream.heard.tail_confirmed = False
             for frames in taken:
                 yield self._received(stream, frames, replayed=True)
 
     def _request(self, endpoint: Endpoint, first: int) -> _Request:
         socket = self._context.socket(self._zmq.DEALER)
         socket.setsockopt(self._zmq.LINGER, 0)
-        socket.setsockopt(self._zmq.RCVHWM, 0)
+        socket.setsockopt(self._zmq.RCVHWM, REPLAY_QUEUE)
         socket.setsockopt(self._zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         contact = _Contact(self._zmq, socket)
         self._connect(socket, endpoint.replay or "")
@@ -329,7 +395,15 @@ class Listener:
     def _answers(self, request: _Request) -> tuple[list[Answer], bool]:
         """The answers to a request, and whether the end marker came."""
         answers: list[Answer] = []
-        while len(answers) < MAX_REPLAY and (frames := self._answer(request)) is not None:
+        taken_bytes = 0
+        deadline = time.monotonic() + MAX_REPLAY_S
+        while len(answers) < MAX_REPLAY and taken_bytes < MAX_WAITING_BYTES:
+            if self._over():  # what is asked at the end has some time, too
+                deadline = min(deadline, time.monotonic() + _LAST_S)
+            frames = self._answer(request, deadline)
+            if frames is None:
+                break
+            taken_bytes += _size_bytes(frames)
             try:
                 answer = read_replay_answer(frames)
             except WireError:
@@ -342,11 +416,11 @@ class Listener:
             answers.append((answer, frames))
         return answers, False
 
-    def _answer(self, request: _Request) -> list[bytes] | None:
+    def _answer(self, request: _Request, deadline: float) -> list[bytes] | None:
         """What comes next; no frames if the connection was cut, None if nothing comes."""
         socket, contact = request.socket, request.contact
         until = time.monotonic() + self._timeout_s
-        while time.monotonic() < until or contact.cut_at < math.inf:
+        while (now := time.monotonic()) < deadline and (now < until or contact.cut_at < math.inf):
             if socket.poll(_POLL_MS):
                 frames: list[bytes] = socket.recv_multipart()
                 return frames
@@ -375,3 +449,7 @@ class Listener:
 
     def now_ms(self) -> float:
         return (time.monotonic() - self._start) * 1000.0
+
+
+def _size_bytes(frames: list[bytes]) -> int:
+    return sum(map(len, frames)) + _FRAME_OVERHEAD_BYTES * len(frames)

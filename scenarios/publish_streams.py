@@ -22,6 +22,7 @@ import msgspec
 
 from g2sim.actors.kv.wire import CLEARED, DEVICE, HOST, STORED, EngineFields, Hash, StreamEvent, WireError, tier_of
 from g2sim.actors.kv.wire_vllm import (
+    MAX_TOPIC_BYTES,
     Batch,
     Message,
     ReplayLayout,
@@ -44,6 +45,8 @@ HISTORY: Final = 10_000
 """Batches kept for replays, as many as vLLM keeps."""
 QUEUE: Final = 100_000
 """Messages that may wait for one subscriber, as many as vLLM's high-water mark."""
+_MOST_SERVED: Final = 64
+"""Subscriptions, and requests, that are taken note of before something is sent again."""
 _MEDIA: Final = {DEVICE: "GPU", HOST: "CPU"}
 
 
@@ -234,8 +237,10 @@ class Publisher:
         self._replay = context.socket(zmq.ROUTER)
         for socket in (self._live, self._replay):
             socket.setsockopt(zmq.LINGER, 1000)
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_TOPIC_BYTES + 1)  # subscriptions and requests; larger ones cut it off
         self._live.setsockopt(zmq.SNDHWM, queue)
-        self._replay.setsockopt(zmq.SNDHWM, 0)  # an answer is bounded by the history
+        # Room for one answer: who asks again without reading loses what does not fit, and nobody else anything.
+        self._replay.setsockopt(zmq.SNDHWM, history + 1)
         self.endpoint = self._bind(self._live, address, port)
         self.replay_endpoint = self._bind(self._replay, address, replay_port)
 
@@ -258,10 +263,14 @@ class Publisher:
 
     def serve(self, wait_ms: int = 0) -> None:
         """Take note of subscriptions and answer replay requests that are there, or come within a time."""
-        while self._live.poll(0):
+        for _ in range(_MOST_SERVED):
+            if not self._live.poll(0):
+                break
             change = self._live.recv()
             self.subscribers += {b"\x01": 1, b"\x00": -1}.get(change[:1], 0)
-        while self._replay.poll(wait_ms):
+        for _ in range(_MOST_SERVED):
+            if not self._replay.poll(wait_ms):
+                break
             wait_ms = 0
             who, *frames = self._replay.recv_multipart()
             try:
