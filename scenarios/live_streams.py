@@ -3,10 +3,10 @@
 Owns: the sockets of a listener. Refuses to know: what the messages say, and what is lost (``live_sequence``). Needs
 pyzmq, imported when used.
 
-Whoever sends is not trusted. libzmq ends a connection for good when a frame is above ``MAX_FRAME_BYTES`` or is none of
-ZeroMQ's; it is made anew here, and a message without frames stands for what was cut off. A socket holds few messages,
-and what is taken from it waits here, up to ``MAX_WAITING_BYTES``: beyond that the sender's own queue fills, and what he
-drops shows as a gap in his numbers. A replay is bounded in answers, bytes and time.
+Whoever sends is not trusted. A connection that is cut for a frame above ``MAX_FRAME_BYTES`` is made anew, and a message
+without frames stands for what was cut off. A socket holds few messages, and what is taken from it waits here, up to
+``MAX_WAITING_BYTES``: beyond that the sender's own queue fills, and what he drops shows as a gap in his numbers. A
+replay is bounded in answers, bytes and time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -27,6 +26,7 @@ import attrs
 from g2sim.actors.kv.wire import WireError
 from g2sim.actors.kv.wire_vllm import MAX_FRAME_BYTES, Message, read_message, read_replay_answer, replay_request
 from g2sim.bus.errors import ConfigError
+from g2sim.scenarios.live_contact import Contact, ReplayRequest
 from g2sim.scenarios.live_sequence import Answer, Heard
 
 RECEIVE_QUEUE: Final = 16
@@ -57,8 +57,6 @@ _STALL_S: Final = 0.5
 """Time without a look at the sockets [s] after which no stream counts as silent: this process itself was held up."""
 _LAST_S: Final = 3.0
 """Longest time for what is queued at the end, and for a replay once the listening is over [s]."""
-_RETRY_S: Final = 0.5
-"""Time [s] in which libzmq, if it makes a lost connection anew by itself, has begun to do so (it does so at once)."""
 
 
 def import_zmq() -> ModuleType:
@@ -103,33 +101,6 @@ class Received:
     anew: bool = False
 
 
-class _Contact:
-    """A socket's connection, as its monitor tells of it.
-
-    A peer that goes away is tried again by libzmq at once, which says so. It gives up where it could not read what
-    came: that is a cut.
-
-    Attributes:
-        monitor: a socket that can be read when there is news.
-        cut_at: when the lost connection counts as cut, unless libzmq tries again; infinite while there is one.
-    """
-
-    def __init__(self, zmq: ModuleType, socket: Any) -> None:
-        self._zmq = zmq
-        self.monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
-        self.cut_at = math.inf
-
-    def lost(self) -> bool:
-        """Take note of what the monitor says; whether the connection was lost since this was asked last."""
-        lost = False
-        while self.monitor.poll(0):
-            news = self.monitor.recv_multipart()[0]
-            is_lost = int.from_bytes(news[:2], sys.byteorder) == self._zmq.EVENT_DISCONNECTED
-            self.cut_at = time.monotonic() + _RETRY_S if is_lost else math.inf
-            lost |= is_lost
-        return lost
-
-
 @attrs.define(slots=True, eq=False)
 class _Stream:
     """A stream, and what was taken from its socket and waits to be handed out.
@@ -141,7 +112,7 @@ class _Stream:
 
     endpoint: Endpoint
     heard: Heard
-    contact: _Contact
+    contact: Contact
     ask_at: float
     silence_s: float = SILENCE_S
     behind: bool = False
@@ -165,22 +136,6 @@ class _Stream:
     def listen_on(self) -> None:
         self.silence_s = SILENCE_S
         self.ask_at = time.monotonic() + SILENCE_S
-
-
-@attrs.frozen(slots=True, eq=False)
-class _Request:
-    """A socket on which a replay was asked for."""
-
-    socket: Any
-    contact: _Contact
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.disable_monitor()
-        self.contact.monitor.close()
-        self.socket.close()
 
 
 @contextlib.contextmanager
@@ -241,7 +196,7 @@ class Listener:
                 socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
                 socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
                 socket.setsockopt(zmq.SUBSCRIBE, b"")
-                heard, contact = Heard(endpoint.replay is not None, from_start), _Contact(zmq, socket)
+                heard, contact = Heard(endpoint.replay is not None, from_start), Contact(zmq, socket)
                 self._streams[socket] = stream = _Stream(endpoint, heard, contact, self._start + SILENCE_S)
                 self._monitors[contact.monitor] = stream
                 self._connect(socket, endpoint.live)
@@ -365,7 +320,7 @@ class Listener:
     # -- the replay socket
 
     def _ask(
-        self, stream: _Stream, first: int | None, *, before: Message | None = None, asked: _Request | None = None
+        self, stream: _Stream, first: int | None, *, before: Message | None = None, asked: ReplayRequest | None = None
     ) -> Iterator[Received]:
         """Ask for everything from a number on, on a socket where that was ``asked`` already, or a new one.
 
@@ -382,17 +337,17 @@ class Listener:
             for frames in taken:
                 yield self._received(stream, frames, replayed=True)
 
-    def _request(self, endpoint: Endpoint, first: int) -> _Request:
+    def _request(self, endpoint: Endpoint, first: int) -> ReplayRequest:
         socket = self._context.socket(self._zmq.DEALER)
         socket.setsockopt(self._zmq.LINGER, 0)
         socket.setsockopt(self._zmq.RCVHWM, REPLAY_QUEUE)
         socket.setsockopt(self._zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        contact = _Contact(self._zmq, socket)
+        contact = Contact(self._zmq, socket)
         self._connect(socket, endpoint.replay or "")
         socket.send_multipart(replay_request(first))
-        return _Request(socket, contact)
+        return ReplayRequest(socket, contact)
 
-    def _answers(self, request: _Request) -> tuple[list[Answer], bool]:
+    def _answers(self, request: ReplayRequest) -> tuple[list[Answer], bool]:
         """The answers to a request, and whether the end marker came."""
         answers: list[Answer] = []
         taken_bytes = 0
@@ -400,7 +355,7 @@ class Listener:
         while len(answers) < MAX_REPLAY and taken_bytes < MAX_WAITING_BYTES:
             if self._over():  # what is asked at the end has some time, too
                 deadline = min(deadline, time.monotonic() + _LAST_S)
-            frames = self._answer(request, deadline)
+            frames = request.answer(self._timeout_s, deadline)
             if frames is None:
                 break
             taken_bytes += _size_bytes(frames)
@@ -415,19 +370,6 @@ class Listener:
                 return answers, True
             answers.append((answer, frames))
         return answers, False
-
-    def _answer(self, request: _Request, deadline: float) -> list[bytes] | None:
-        """What comes next; no frames if the connection was cut, None if nothing comes."""
-        socket, contact = request.socket, request.contact
-        until = time.monotonic() + self._timeout_s
-        while (now := time.monotonic()) < deadline and (now < until or contact.cut_at < math.inf):
-            if socket.poll(_POLL_MS):
-                frames: list[bytes] = socket.recv_multipart()
-                return frames
-            contact.lost()
-            if time.monotonic() >= contact.cut_at:
-                return []
-        return None
 
     # -- both
 

@@ -180,6 +180,26 @@ def test_a_listener_that_was_held_up_takes_what_is_queued_before_it_asks(monkeyp
         context.destroy(0)
 
 
+def test_a_stream_of_which_something_waits_is_neither_silent_nor_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_streams, "SILENCE_S", 0.0)
+    monkeypatch.setattr(live_streams, "_HANDED_OUT", 1)
+    context = zmq.Context()
+    publisher = Publisher(context, "127.0.0.1")
+    endpoint = Endpoint(name="w0", live=publisher.endpoint, replay=publisher.replay_endpoint)
+    try:
+        for count, heard, asked in ((2, 2, set[int]()), (None, 5, {4})):
+            with Listener([endpoint], threading.Event(), for_s=0.5, count=count, replay_timeout_s=0.1) as listener:
+                (stream,) = listener._streams.values()
+                for number in range(5):
+                    stream.put(message_frames(message(1, number)))
+                assert len(list(listener.messages())) == heard
+                publisher.serve(100)
+            assert set(publisher.asked) == asked
+    finally:
+        publisher.close()
+        context.destroy(0)
+
+
 # -- by numbers alone
 
 
