@@ -170,6 +170,28 @@ def test_a_replay_socket_that_never_ends_is_left(monkeypatch: pytest.MonkeyPatch
     assert sum(len(frame) for one in got for frame in one.frames) < 2_100_000 * requests
 
 
+@pytest.mark.parametrize("sure", [3, 4])
+def test_an_end_marker_proves_no_end_where_answers_may_have_been_dropped(
+    sure: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_streams, "_SURE_REPLAY", sure)
+
+    def answer(socket: Any, stop: threading.Event) -> None:
+        while not stop.is_set():
+            if socket.poll(20):
+                who = socket.recv_multipart()[0]
+                for frames in (*GOOD[:4], [b"", b"\xff" * 8, b""]):
+                    socket.send_multipart([who, b"", *frames])
+
+    with (
+        sending(answer, zmq.ROUTER) as replay,
+        Listener([Endpoint(name="w0", live=replay, replay=replay)], threading.Event(), for_s=0) as listener,
+    ):
+        got = [one.frames for one in listener.messages() if one.replayed]
+    assert [frames[1:] for frames in got] == GOOD[:4]
+    assert listener.heard["w0"].tail_confirmed == (sure >= 4)
+
+
 def test_stopping_does_not_wait_for_a_replay_that_drips() -> None:
     stop = threading.Event()
 
