@@ -16,8 +16,8 @@ from g2sim.bus.drivers import InlineDriver
 from g2sim.scenarios.run import run_scenario
 from g2sim.scenarios.schema import Scenario
 
-CALLS_PER_PASS = 125
-"""Admissions, transfers and the report included; CPython 3.11 makes 111 (docs/performance.md)."""
+CALLS_PER_PASS = 88
+"""Admissions, transfers and the report included; CPython 3.11 makes 78 (docs/performance.md)."""
 
 
 def work_of(sessions: int, tmp_path: Path) -> tuple[int, int]:
