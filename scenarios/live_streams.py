@@ -187,7 +187,6 @@ class Listener:
         self._looked = self._start
         self._context = zmq.Context()
         self._streams: dict[Any, _Stream] = {}
-        self._monitors: dict[Any, _Stream] = {}
         self._poller = zmq.Poller()
         try:
             for endpoint in endpoints:
@@ -197,8 +196,7 @@ class Listener:
                 socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
                 socket.setsockopt(zmq.SUBSCRIBE, b"")
                 heard, contact = Heard(endpoint.replay is not None, from_start), Contact(zmq, socket)
-                self._streams[socket] = stream = _Stream(endpoint, heard, contact, self._start + SILENCE_S)
-                self._monitors[contact.monitor] = stream
+                self._streams[socket] = _Stream(endpoint, heard, contact, self._start + SILENCE_S)
                 self._connect(socket, endpoint.live)
                 self._poller.register(contact.monitor, zmq.POLLIN)
                 self._poller.register(socket, zmq.POLLIN)

@@ -237,7 +237,7 @@ class Publisher:
         self._replay = context.socket(zmq.ROUTER)
         for socket in (self._live, self._replay):
             socket.setsockopt(zmq.LINGER, 1000)
-            socket.setsockopt(zmq.MAXMSGSIZE, MAX_TOPIC_BYTES + 1)  # subscriptions and requests; larger ones cut it off
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_TOPIC_BYTES + 1)  # for subscriptions and requests
         self._live.setsockopt(zmq.SNDHWM, queue)
         # Room for one answer: who asks again without reading loses what does not fit, and nobody else anything.
         self._replay.setsockopt(zmq.SNDHWM, history + 1)
