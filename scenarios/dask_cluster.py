@@ -80,7 +80,7 @@ class DaskCluster:
             found = future.result()
         except distributed.KilledWorker:
             raise SimError(f"several workers of {self.address} died of the same point; more memory may help") from None
-        except distributed.client.FutureCancelledError:
+        except (distributed.client.FutureCancelledError, distributed.comm.CommClosedError):
             raise SimError(f"the Dask cluster at {self.address} went away, or cancelled the points") from None
         except (ImportError, AttributeError) as error:
             raise _differs("a worker", f"cannot load it ({error})") from None
