@@ -128,6 +128,13 @@ MUTANTS = (
     Mutant(
         "blocks that are copied out can be evicted",
         DEVICE,
+        "if pins[block] == 0 and held_by[block] is None:",
+        "if pins[block] == 0:",
+        "tests/worker",
+    ),
+    Mutant(
+        "a reservation that is given back lets blocks go that are copied out",
+        DEVICE,
         "            and self._held_by[block] is None\n",
         "",
         "tests/worker",

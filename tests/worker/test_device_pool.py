@@ -158,6 +158,20 @@ def test_a_held_copy_is_active_and_still_hits() -> None:
     assert reserved[1] == [2]  # let go last to first, so the tail is the older one
 
 
+def test_a_reservation_that_is_given_back_leaves_a_held_copy_where_it_is() -> None:
+    pool = DevicePool(2)
+    chain = cached_chain(pool, [1, 2])
+    release_request(pool, chain)
+    reserved = pool.reserve(chain, 0)
+    assert reserved is not None
+    pool.begin_copy_out(chain, 9, hold=True)
+    pool.cancel(reserved[0])
+    assert pool.active_blocks == 2
+    assert pool.reserve([], 1) is None
+    pool.end_copy_out(9)
+    assert pool.active_blocks == 0
+
+
 def test_memory_that_is_still_read_is_named_to_its_next_user() -> None:
     """A private store does not protect its sources; whoever takes the memory is told of the transfer, once."""
     pool = DevicePool(2)
