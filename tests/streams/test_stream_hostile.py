@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -111,11 +112,19 @@ def test_messages_wait_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     """Nothing more is taken from a socket while as much waits as may."""
     monkeypatch.setattr(live_streams, "MAX_WAITING_BYTES", 50_000)
     messages = [[b"", idx.to_bytes(8, "big"), bytes(10_000)] for idx in range(100)]
+    sent = threading.Event()
+
+    def send(socket: Any, stop: threading.Event) -> None:
+        send_all(socket, stop, messages)
+        sent.set()
+
     with (
-        sending(lambda socket, stop: send_all(socket, stop, messages), zmq.XPUB) as address,
+        sending(send, zmq.XPUB) as address,
         Listener([Endpoint(name="w0", live=address)], threading.Event(), count=100) as listener,
     ):
         (stream,) = listener._streams.values()
+        assert sent.wait(30)
+        time.sleep(0.3)  # for what was sent to be in the sockets, so that more is there than may wait
         most = 0
         for number, got in enumerate(listener.messages()):
             assert got.frames == messages[number]
