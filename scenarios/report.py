@@ -20,12 +20,12 @@ import attrs
 from tabulate import tabulate
 
 from g2sim.actors.config import DeploymentConfig, HostScope, SlaConfig, WorkerRole
+from g2sim.actors.handoff.departures import Departures
 from g2sim.actors.handoff.events import (
     DestinationActivated,
     DestinationReserved,
     SourceHeld,
     SourceReleased,
-    leaves_with,
 )
 from g2sim.actors.host_pool.events import (
     ClientRetired,
@@ -386,8 +386,7 @@ class ReportFold:
         self._plays = PlayFold()
         self._phases = PhaseFold()
         self._arrivals = 0
-        self._released_early: set[int] = set()
-        self._staying: dict[int, tuple[RequestArrived, type[Any]]] = {}  # with the event with which it leaves
+        self._departures = Departures[RequestArrived]()
         self._event_plane = EventPlaneFold()
         self._membership = MembershipFold()
         self._largest_rejected_tokens = 0
@@ -581,10 +580,7 @@ class ReportFold:
         if event.status == RequestStatus.REJECTED:
             self._largest_rejected_tokens = max(self._largest_rejected_tokens, track.arrival.input_tokens)
         end = EndedRequest.of(track, event.status, time_ms)
-        leaving = self._leaves_with(event)
-        settled = leaving is None
-        if leaving is not None:
-            self._staying[event.request] = track.arrival, leaving
+        settled = not self._departures.ended(event, track.arrival)
         self._phases.ended(end, settled=settled)
         if track.arrival.preparation is not None:
             return
@@ -600,28 +596,15 @@ class ReportFold:
                 return
         self._write_row(end)
 
-    def _leaves_with(self, event: RequestEnded) -> type[Any] | None:
-        """What is still to come of an ended request; None if nothing is left of it on the servers."""
-        leaving = leaves_with(event)
-        if event.request in self._released_early:
-            self._released_early.remove(event.request)
-            return None if leaving is SourceReleased else leaving
-        return leaving
-
     def _lost(self, _: float, event: RequestLost) -> None:
         """A request was lost with a worker; if it begins anew, what it left there before its end is no news."""
-        self._released_early.discard(event.request)
+        self._departures.begins_anew(event.request)
         self._membership.lost(event)
 
     def _left_servers(self, time_ms: float, event: SourceReleased | CanceledRequestLeft) -> None:
-        request = event.request
-        if request in self._live:
-            self._released_early.add(request)
+        arrival = self._departures.left(event, has_ended=event.request not in self._live)
+        if arrival is None:
             return
-        arrival, leaving = self._staying.get(request, (None, None))
-        if arrival is None or leaving is not type(event):
-            return
-        del self._staying[request]
         self._phases.left(time_ms, arrival)
         if arrival.preparation is None and arrival.play_id is not None and not self._phases.finished:
             self._plays.left(time_ms, arrival)

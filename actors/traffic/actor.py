@@ -7,7 +7,8 @@ from typing import Any
 
 import attrs
 
-from g2sim.actors.handoff.events import SourceReleased, leaves_with
+from g2sim.actors.handoff.departures import Departures
+from g2sim.actors.handoff.events import SourceReleased
 from g2sim.actors.host_pool.events import ClientRetired, LoadFinished, LoadQueued, StoreLanded, StorePrepared
 from g2sim.actors.kv.blocks import BlockHasher
 from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, continued_prompt
@@ -80,8 +81,7 @@ class TrafficActor:
     ) -> None:
         self._driver = driver
         self._load = driver if isinstance(driver, LoadControl) else None
-        self._busy: dict[int, tuple[int, type[Any]]] = {}  # request -> its key, and the event with which it leaves
-        self._released_early: set[int] = set()
+        self._departures = Departures[int]()  # keys
         self._canceled: dict[int, float] = {}  # request -> when [ms]; until it is known to have ended
         self._transfers: set[tuple[str, int]] = set()
         self._hasher = hasher
@@ -123,26 +123,19 @@ class TrafficActor:
             if kind is RequestEnded:
                 key, status = self._take_key(event.request), RequestStatus(event.status)
                 ends.append((key, status))
-                if (leaving := self._leaves_with(event)) is not None:
-                    self._busy[event.request] = key, leaving
+                if self._departures.ended(event, key):
                     busy.add(key)
             elif kind is SourceReleased or kind is CanceledRequestLeft:
-                if event.request in self._keys:
-                    self._released_early.add(event.request)
-                    continue
-                key, leaving = self._busy.get(event.request, (0, None))
-                if leaving is not kind:
-                    continue
-                del self._busy[event.request]
-                if key in busy:
-                    busy.remove(key)
-                else:
-                    left.append(key)
+                gone = self._departures.left(event, has_ended=event.request not in self._keys)
+                if gone in busy:
+                    busy.remove(gone)
+                elif gone is not None:
+                    left.append(gone)
             elif kind is StorePrepared or kind is LoadQueued:
                 self._transfers.add((event.pool, event.transfer))
             elif kind is ClientRetired:
-                gone = (*event.canceled_loads, *event.rolled_back_stores)
-                self._transfers.difference_update((event.pool, transfer) for transfer in gone)
+                over = (*event.canceled_loads, *event.rolled_back_stores)
+                self._transfers.difference_update((event.pool, transfer) for transfer in over)
             else:
                 self._transfers.discard((event.pool, event.transfer))
         if not ends and not left:
@@ -155,19 +148,11 @@ class TrafficActor:
         if left and plays is not None:
             self._publish(plays.quiesced(left, port.now_ms), port)
 
-    def _leaves_with(self, end: RequestEnded) -> type[Any] | None:
-        """What is still to come of a request that has just ended; None if nothing is left of it on the servers."""
-        leaving = leaves_with(end)
-        if end.request in self._released_early:
-            self._released_early.remove(end.request)
-            return None if leaving is SourceReleased else leaving
-        return leaving
-
     def _control(self, port: Port) -> None:
         if self._load is None:
             return
         canceled = []
-        for item in self._load.control(port.now_ms, settled=not self._busy and not self._transfers):
+        for item in self._load.control(port.now_ms, settled=not self._departures.any_stay and not self._transfers):
             if isinstance(item, Cancel):
                 canceled.append(item.key)
             else:
@@ -253,7 +238,7 @@ class TrafficActor:
                 RequestEnded(worker=None, role=message.role, dp_rank=None, request=message.request, status=canceled)
             )
             return
-        self._released_early.discard(message.request)
+        self._departures.begins_anew(message.request)
         given, tokens = sent.given, message.tokens
         prompt, chain, output_ids = given.prompt, given.chain, given.output_ids
         if tokens:
@@ -290,7 +275,11 @@ class TrafficActor:
 
     def _set_timer(self, port: Port) -> None:
         next_ms = self._driver.next_ready_ms()
-        if self._load is not None and self._load.prepares and not (self._keys or self._busy or self._transfers):
+        if (
+            self._load is not None
+            and self._load.prepares
+            and not (self._keys or self._departures.any_stay or self._transfers)
+        ):
             next_ms = port.now_ms
         if next_ms is not None:
             next_ms = max(next_ms, port.now_ms)
