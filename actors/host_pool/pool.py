@@ -157,24 +157,13 @@ class HostPool:
         """
         if self._clients:
             raise InvariantViolation(f"{self.name}: is emptied while it has clients")
-        if self._entries:
-            self._carry_out_touches()
-            gone = tuple(self._evictable)
-            self._entries.clear()
-            self._evictable.clear()
-            self._residency += 1
-            self.outbox.append(ev.HostBlocksEvicted(pool=self.name, block_hashes=gone))
+        self._evict_unused()
         self._transport.restart()
 
     def drop_unused(self, now_ms: float) -> int:
         """See ``DropUnused``."""
         self._catch_up(now_ms)
-        self._carry_out_touches()
-        gone = tuple(self._evictable)
-        if gone:
-            self._evict(gone)
-            self._residency += 1
-        return len(gone)
+        return self._evict_unused()
 
     # -- restoring
 
@@ -455,7 +444,16 @@ class HostPool:
                     return victims
         return None
 
+    def _evict_unused(self) -> int:
+        """Evict all that may be; returns how many blocks."""
+        self._carry_out_touches()
+        gone = tuple(self._evictable)
+        if gone:
+            self._evict(gone)
+        return len(gone)
+
     def _evict(self, block_hashes: tuple[int, ...]) -> None:
+        self._residency += 1
         for hash_ in block_hashes:
             del self._entries[hash_]
             del self._evictable[hash_]

@@ -169,9 +169,9 @@ class DevicePool:
 
     def cancel(self, reservation: Reservation) -> None:
         """Give a reservation back, hits in reverse order."""
-        for block in reversed(reservation.hits):
+        for block in reservation.hits:
             self._pins[block] -= 1
-            self._settle(block)
+        self._settle(reversed(reservation.hits))
         self.reserved_blocks -= len(reservation.fresh)
         self._free.extend(reservation.fresh)
         reservation.hits = []
@@ -199,8 +199,8 @@ class DevicePool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference of each block, last to first; a private copy becomes free memory at once."""
-        hashes, refs, pins, held_by = self._hash, self._refs, self._pins, self._held_by
-        free, inactive = self._free, self._inactive
+        hashes, refs, free = self._hash, self._refs, self._free
+        unused: list[int] = []
         for block in reversed(blocks):
             if hashes[block] is None:
                 refs[block] = 0
@@ -209,10 +209,10 @@ class DevicePool:
                 continue
             refs[block] = left = refs[block] - 1
             if left == 0:
-                if pins[block] == 0 and held_by[block] is None:
-                    inactive[block] = None
+                unused.append(block)
             elif left < 0:
                 raise InvariantViolation(f"device block {block} is released more often than referenced")
+        self._settle(unused)
 
     def drop_inactive(self) -> list[int]:
         """Evict all copies that may be. Returns the hashes whose last copy that was, in order of eviction."""
@@ -239,21 +239,20 @@ class DevicePool:
 
     def end_copy_out(self, transfer: int) -> None:
         """The transfer has ended; what it held is let go, last to first."""
-        for block in reversed(self.copy_outs.pop(transfer)):
+        held = self.copy_outs.pop(transfer)
+        for block in held:
             self._held_by[block] = None
             self._copied_out_by[block] = None
-            self._settle(block)
+        self._settle(reversed(held))
 
     # -- inside
 
-    def _settle(self, block: int) -> None:
-        if (
-            self._refs[block] == 0
-            and self._pins[block] == 0
-            and self._held_by[block] is None
-            and self._hash[block] is not None
-        ):
-            self._inactive[block] = None
+    def _settle(self, blocks: Iterable[int]) -> None:
+        """Let cached copies that nobody uses any more be evicted, in this order."""
+        refs, pins, held_by, hash_of, inactive = self._refs, self._pins, self._held_by, self._hash, self._inactive
+        for block in blocks:
+            if refs[block] == pins[block] == 0 and held_by[block] is None and hash_of[block] is not None:
+                inactive[block] = None
 
     def _evict(self, blocks: Sequence[int]) -> list[int]:
         """Evict inactive copies, in order; returns the hashes of which no other copy is left."""

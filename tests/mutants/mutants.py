@@ -114,8 +114,8 @@ MUTANTS = (
     Mutant(
         "a canceled reservation keeps its pins",
         DEVICE,
-        "            self._pins[block] -= 1\n            self._settle(block)",
-        "            self._settle(block)",
+        "            self._pins[block] -= 1\n        self._settle(reversed(reservation.hits))",
+        "            pass\n        self._settle(reversed(reservation.hits))",
         "tests/worker",
     ),
     Mutant(
@@ -128,15 +128,8 @@ MUTANTS = (
     Mutant(
         "blocks that are copied out can be evicted",
         DEVICE,
-        "if pins[block] == 0 and held_by[block] is None:",
-        "if pins[block] == 0:",
-        "tests/worker",
-    ),
-    Mutant(
-        "a reservation that is given back lets blocks go that are copied out",
-        DEVICE,
-        "            and self._held_by[block] is None\n",
-        "",
+        " and held_by[block] is None and hash_of",
+        " and hash_of",
         "tests/worker",
     ),
     Mutant(
