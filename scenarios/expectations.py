@@ -22,13 +22,12 @@ from g2sim.actors.config import PoolConfig
 from g2sim.actors.membership.events import CachesCleared, WorkerStateKnown
 from g2sim.actors.router.events import FaultBegan, IndexCompared
 from g2sim.actors.router.faults import Fault, FaultKind
-from g2sim.actors.router.registry import make_policy
 from g2sim.bus.errors import ConfigError, InvariantViolation, close_to, shorten
 from g2sim.bus.events import BY_CLASS, BY_TAG, Record
 from g2sim.bus.log import LogReader
+from g2sim.scenarios.fault_plan import may_see_blocks
 from g2sim.scenarios.fields import ABSENT
 from g2sim.scenarios.layout import BOUNDS
-from g2sim.scenarios.policy_source import is_built_in
 from g2sim.scenarios.records import Numbered, chain_of, event_tags, numbered
 from g2sim.scenarios.report import Report, ReportFold, RunInfo
 from g2sim.scenarios.run import report_of_log
@@ -232,7 +231,7 @@ def _outline(scenario: Scenario) -> Report:
     """The report of a run in which nothing has happened, but that its faults, if any, have struck nothing."""
     fold = ReportFold(_info(scenario, scenario.seed))
     router = scenario.deployment.router
-    sees_blocks = not is_built_in(router.policy) or make_policy(router.policy, router.options).sees_blocks
+    sees_blocks = may_see_blocks(router.policy, router.options)
     for fault in () if scenario.faults is None else scenario.faults.faults:
         for config in scenario.deployment.pools:
             pool, events = config.role.pool_name, list[Any]()

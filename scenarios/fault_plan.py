@@ -33,9 +33,8 @@ def settle_faults(tree: Values, document: Document) -> None:
     plan = tree["faults"]["plan"]
     if not plan:
         raise document.error(("faults", "plan"), got=plan, allowed="a list of at least one fault")
-    # Whether a policy that is found by code looks at KV events is known when the run has made it.
-    blind = is_built_in(router["policy"]) and not make_policy(router["policy"], router["options"]).sees_blocks
-    if blind and not all(FaultKind(fault["type"]).is_membership for fault in plan):
+    looks = may_see_blocks(router["policy"], router["options"])
+    if not looks and not all(FaultKind(fault["type"]).is_membership for fault in plan):
         raise document.error(
             ("faults",),
             problem=f"policy {router['policy']} does not look at KV events, so no fault can reach it",
@@ -80,6 +79,11 @@ def settle_faults(tree: Values, document: Document) -> None:
         if fault["type"] == FaultKind.CACHE_CLEAR:
             _check_tier(fault, at, tree, document)
     _settle_membership(plan, ranks, router, document)
+
+
+def may_see_blocks(policy: str, options: Mapping[str, Any]) -> bool:
+    """Whether a policy looks at KV events; of one that is found by code that is known when the run has made it."""
+    return not is_built_in(policy) or make_policy(policy, options).sees_blocks
 
 
 def _stop_ms(fault: Values) -> float:
@@ -133,20 +137,23 @@ def _settle_membership(
                     got=fault["type"],
                     allowed="leave router.load_sync_ms out",
                 )
-        for pool, (workers, _) in ranks.items():
-            for worker in range(workers):
-                if fault["pool"] not in (None, pool) or fault["worker"] not in (None, worker):
-                    continue
-                others = taken.setdefault((pool, worker), [])
-                for other_start_ms, other_stop_ms, other in others:
-                    if start_ms <= other_stop_ms and other_start_ms <= stop_ms:
-                        raise document.error(
-                            (*at, "from_ms"),
-                            problem=f"{other} strikes worker {worker} of pool {pool} at that time too",
-                            got=start_ms,
-                            allowed="one fault at a time that strikes a worker",
-                        )
-                others.append((start_ms, stop_ms, fault["name"]))
+        struck = [
+            (pool, worker)
+            for pool, (workers, _) in ranks.items()
+            for worker in range(workers)
+            if fault["pool"] in (None, pool) and fault["worker"] in (None, worker)
+        ]
+        for pool, worker in struck:
+            others = taken.setdefault((pool, worker), [])
+            at_once = [name for begun_ms, over_ms, name in others if start_ms <= over_ms and begun_ms <= stop_ms]
+            if at_once:
+                raise document.error(
+                    (*at, "from_ms"),
+                    problem=f"{at_once[0]} strikes worker {worker} of pool {pool} at that time too",
+                    got=start_ms,
+                    allowed="one fault at a time that strikes a worker",
+                )
+            others.append((start_ms, stop_ms, fault["name"]))
 
 
 def read_plan(values: Mapping[str, Any] | None) -> FaultPlan | None:

@@ -103,15 +103,10 @@ class RouterState:
 
     def place(self, request: RoutedRequest, now_ms: float) -> Decision:
         """A request arrived. The policy is not asked while no worker takes requests."""
-        number = request.request
         if not self.pool.has_ready:
-            self._unserved[number] = _Waiting(request, now_ms)
+            self._unserved[request.request] = _Waiting(request, now_ms)
             return Waits(request)
-        verdict = self._guarded("place", number, now_ms, self.policy.place, request, now_ms)
-        if isinstance(verdict, Queue):
-            self._waiting[number] = _Waiting(request, now_ms)
-            return Waits(request)
-        return self._settled("place", request, verdict, None, now_ms)
+        return self._place(request, None, now_ms)
 
     def observe(self, events: Sequence[KvEvent], now_ms: float) -> list[Decision]:
         """KV events of the pool's ranks became known."""
@@ -164,12 +159,10 @@ class RouterState:
         }
         decisions = self._released(f"worker_{state.value}", None, now_ms, hooks[state], worker)
         while self._unserved and self.pool.has_ready:
-            number, waiting = self._unserved.popitem(last=False)
-            verdict = self._guarded("place", number, now_ms, self.policy.place, waiting.request, now_ms)
-            if isinstance(verdict, Queue):
-                self._waiting[number] = waiting
-            else:
-                decisions.append(self._settled("place", waiting.request, verdict, waiting.since_ms, now_ms))
+            _, waiting = self._unserved.popitem(last=False)
+            decision = self._place(waiting.request, waiting.since_ms, now_ms)
+            if not isinstance(decision, Waits):  # which is no news
+                decisions.append(decision)
         return decisions
 
     def check(self) -> None:
@@ -214,6 +207,14 @@ class RouterState:
             decisions.append(self._settled(what, waiting.request, release.verdict, waiting.since_ms, now_ms))
             del self._waiting[release.request]
         return decisions
+
+    def _place(self, request: RoutedRequest, since_ms: float | None, now_ms: float) -> Decision:
+        """Ask the policy; ``since_ms``: when the request began to wait here, None if it did not."""
+        verdict = self._guarded("place", request.request, now_ms, self.policy.place, request, now_ms)
+        if isinstance(verdict, Queue):
+            self._waiting[request.request] = _Waiting(request, now_ms if since_ms is None else since_ms)
+            return Waits(request)
+        return self._settled("place", request, verdict, since_ms, now_ms)
 
     def _settled(
         self, what: str, request: RoutedRequest, verdict: Any, since_ms: float | None, now_ms: float
