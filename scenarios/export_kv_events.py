@@ -20,7 +20,6 @@ from g2sim.scenarios.run_log import open_run
 from g2sim.scenarios.stream_sources import open_stream
 from g2sim.scenarios.validate import Bad
 
-FORMS: Final = ("neutral", "dynamo")
 _NEUTRAL_TIERS: Final = {DEVICE: "Device", HOST: "HostPinned"}
 
 
@@ -31,7 +30,7 @@ def write_kv_events(run_path: Path, form: str, write: Callable[[str], object]) -
     the first role from 0, those of the second behind them.
 
     Args:
-        form: one of ``FORMS``.
+        form: "neutral" or "dynamo".
         write: takes text.
 
     Returns: what is wrong with a damaged log, after everything up to there has been written.

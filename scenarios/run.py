@@ -54,14 +54,17 @@ class RunResult:
     Attributes:
         report: the content of ``report.json``.
         digest: digest of the event log, None if no log was written.
-        notes: remarks on the input, where pass times come from, and what came up during the run.
         checkpoints: comparisons of live state and log that were made and held; 0 without ``verify``.
     """
 
     report: Report
     digest: str | None
-    notes: tuple[str, ...]
     checkpoints: int
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on the input, where pass times come from, and what came up during the run."""
+        return tuple(self.report["notes"])
 
 
 def program_version() -> str:
@@ -151,8 +154,7 @@ def run_scenario(
         except SimError as error:
             outputs.fail(str(error), kernel)
             raise
-        late_notes = sources.late_notes()
-        cluster.publish_end(late_notes)
+        cluster.publish_end(sources.late_notes())
         report = fold.finish()
         digest = outputs.finish(report, kernel)
     except OutputFailed as error:
@@ -167,7 +169,6 @@ def run_scenario(
     return RunResult(
         report=report,
         digest=digest,
-        notes=tuple(report["notes"]),
         checkpoints=verifier.checkpoints if verifier else 0,
     )
 

@@ -404,9 +404,6 @@ class Validator:
             self._start_anew(key, rank)
         return rank
 
-    def _log_settings(self, _where: Place, settings: LogSettings) -> None:
-        self._set(settings)
-
     def _set(self, settings: LogSettings) -> None:
         """What a log's header says holds for that log only."""
         self._settings = settings
@@ -641,7 +638,7 @@ _TAKE: Final[dict[type, Callable[[Validator, Place, Any], None]]] = {
     StreamEnded: Validator._ended,
     Membership: Validator._membership,
     Snapshot: Validator._snapshot,
-    LogSettings: Validator._log_settings,
+    LogSettings: lambda validator, _, settings: validator._set(settings),
     Bad: Validator._bad,
 }
 

@@ -247,8 +247,7 @@ class RankState:
         self._give_up(len(self.missing), "a snapshot replaced the state")
         self._confirm()
         self._clear_all(None)
-        self._lost = self._tainted = None
-        self.renewals += 1
+        self._renew()
         self._moot.clear()
         self.recoveries += 1
         for run, tier in zip(runs, tiers, strict=True):
@@ -368,8 +367,7 @@ class RankState:
         self._give_up(len(self.missing), "the publisher started anew")
         self._confirm()
         self._clear_all(None)
-        self._lost = self._tainted = None
-        self.renewals += 1
+        self._renew()
         self._moot.clear()
         self._covered_to = self._last_live = -1
         self.next_number = self._first = self._last_ms = None
@@ -583,6 +581,11 @@ class RankState:
             self._taint(f"a refused store at {place[1]}", place)
         return self._strict
 
+    def _renew(self) -> None:
+        """All that was in doubt is known for certain."""
+        self._lost = self._tainted = None
+        self.renewals += 1
+
     def _taint(self, why: str, place: Place) -> None:
         self._tainted = self._tainted or why
         if self._step is None:
@@ -646,8 +649,7 @@ class RankState:
             # Whatever was missed before, the rank is empty now. A clear is never taken back: nothing below it is
             # missing any more.
             self._give_up(sum(gap[1] < number for gap in self.missing), "before a clear of all tiers")
-            self._lost = self._tainted = None
-            self.renewals += 1
+            self._renew()
             self._mark(place)
             return
         keep = 3 if tier == DEVICE else 2
