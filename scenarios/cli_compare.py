@@ -50,14 +50,12 @@ def compare(
     """
     from g2sim.scenarios.compare import compare as run_all
     from g2sim.scenarios.compare_picture import render_picture
-    from g2sim.scenarios.output_file import new_text_file
+    from g2sim.scenarios.output_file import check_picture, new_text_file
     from g2sim.scenarios.processes import ProgressBar
 
-    if picture is not None:
-        if picture.suffix != ".svg":
-            raise ConfigError("--picture", got=str(picture), allowed="a file name that ends in .svg")
-        if not picture.absolute().parent.is_dir():
-            raise ConfigError("--picture", problem=f"no such folder: {picture.parent}")
+    check_picture(picture)
+    if picture is not None and not picture.absolute().parent.is_dir():
+        raise ConfigError("--picture", problem=f"no such folder: {picture.parent}")
     with contextlib.ExitStack() as files:
         drawing = None
         if picture is not None:

@@ -96,11 +96,12 @@ def sweep(
 
     Example: g2sim sweep scenarios/library/agentx-g2-shared.yaml --set router.policy=round_robin,dynamo_kv
     """
+    from g2sim.scenarios.output_file import check_picture
     from g2sim.scenarios.pareto import marked, read_goals, render_front
     from g2sim.scenarios.sweep import read_settings
     from g2sim.scenarios.sweep import sweep as run_all
 
-    _check_picture(picture)
+    check_picture(picture)
     if picture is not None and pareto is None:
         raise ConfigError("--picture", problem="draws a Pareto front", hint="name its two figures: --pareto X,Y")
     goals = None if pareto is None else read_goals(pareto)
@@ -140,8 +141,9 @@ def curve(
     """
     from g2sim.scenarios.curve import MAX_LINES, render_curve
     from g2sim.scenarios.curve import curve as run_all
+    from g2sim.scenarios.output_file import check_picture
 
-    _check_picture(picture)
+    check_picture(picture)
     host = _blocks("--host-blocks", host_blocks, 0)
     gpu = None if gpu_blocks is None else _blocks("--gpu-blocks", gpu_blocks, 1)
     if picture is not None and gpu is not None and len(gpu) > MAX_LINES:
@@ -153,12 +155,6 @@ def curve(
         draw=render_curve,
         **output,
     )
-
-
-def _check_picture(picture: Path | None) -> None:
-    """Raises: ConfigError."""
-    if picture is not None and picture.suffix != ".svg":
-        raise ConfigError("--picture", got=str(picture), allowed="a file name that ends in .svg")
 
 
 def _runner(jobs: int | None, dask: str | None) -> Runner:

@@ -11,6 +11,12 @@ from typing import IO, Any, BinaryIO, TextIO, cast
 from g2sim.bus.errors import ConfigError, OutputFailed
 
 
+def check_picture(path: Path | None) -> None:
+    """Raises: ConfigError for a picture whose name is not that of an SVG file."""
+    if path is not None and path.suffix != ".svg":
+        raise ConfigError("--picture", got=str(path), allowed="a file name that ends in .svg")
+
+
 @contextmanager
 def new_text_file(path: Path, *, overwrite: bool, option: str = "--out") -> Iterator[TextIO]:
     """As ``new_binary_file``, for UTF-8 text."""
