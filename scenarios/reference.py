@@ -1,4 +1,4 @@
-"""The pages of docs/reference, written from the code: scenario keys, event types, rules of streams, figures of reports.
+"""The pages of docs/reference, written from the code: scenario keys, events, rules of streams, figures, policies.
 
 Owns: how they are laid out. Refuses to know: what they say; that stands beside each event, rule and figure,
 and for keys in ``key_meanings``.
@@ -16,6 +16,11 @@ from typing import Any
 import attrs
 import yaml
 
+from g2sim.actors.kv.blocks import BlockChain
+from g2sim.actors.router import policy
+from g2sim.actors.router.index import Overlap
+from g2sim.actors.router.pool import Pool
+from g2sim.actors.traffic.request import AgenticIdentity
 from g2sim.bus.events import BY_TAG, EventType
 from g2sim.scenarios import compare, event_plane, membership, report, report_meanings, router_replicas
 from g2sim.scenarios.fields import ABSENT, REQUIRED, Field, Kind, ListOf, Named, Section, Spec, Variants
@@ -25,6 +30,8 @@ from g2sim.scenarios.validate_rules import RULES
 
 _FIELDS = re.compile(r"(\w+(?:, \w+)*): (.*)")
 _LITERAL = re.compile(r"``(.+?)``")
+_QUOTED_TYPE = re.compile(r"(: |-> )'([^']*)'")
+_UNQUOTED = r"\1\2"
 
 
 def _page(title: str, name: str, text: str) -> Iterator[str]:
@@ -38,9 +45,9 @@ def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def _docstring(cls: type[Any]) -> tuple[str, dict[str, str]]:
-    """What a class says of itself, and of its fields."""
-    text, _, attributes = (inspect.getdoc(cls) or "").partition("\n\nAttributes:\n")
+def _docstring(cls: type[Any], fields: str = "Attributes") -> tuple[str, dict[str, str]]:
+    """What a class says of itself, and of its fields, which stand under a head of this name."""
+    text, _, attributes = (inspect.getdoc(cls) or "").partition(f"\n\n{fields}:\n")
     meanings: dict[str, str] = {}
     names: list[str] = []
     for line in inspect.cleandoc(f"\n{attributes}").splitlines():
@@ -52,12 +59,17 @@ def _docstring(cls: type[Any]) -> tuple[str, dict[str, str]]:
     return _LITERAL.sub(r"`\1`", text), {name: _LITERAL.sub(r"`\1`", said) for name, said in meanings.items()}
 
 
-def _event(kind: EventType) -> str:
-    text, meanings = _docstring(kind.cls)
-    fields = [(f"`{field.name}`", f"`{field.type}`", meanings.get(field.name, "")) for field in attrs.fields(kind.cls)]
-    version = f", version {kind.version}" if kind.version > 1 else ""
+def _described(cls: type[Any], heading: str) -> str:
+    """What a class of values says of itself, and a table of its fields."""
+    text, meanings = _docstring(cls)
+    fields = [(f"`{field.name}`", f"`{field.type}`", meanings.get(field.name, "")) for field in attrs.fields(cls)]
     table = f"\n{_table(('field', 'type', 'meaning'), fields)}" if fields else ""
-    return f"### `{kind.tag}` {kind.cls.__name__}{version}\n\n{text}\n{table}"
+    return f"### {heading}\n\n{text}\n{table}"
+
+
+def _event(kind: EventType) -> str:
+    version = f", version {kind.version}" if kind.version > 1 else ""
+    return _described(kind.cls, f"`{kind.tag}` {kind.cls.__name__}{version}")
 
 
 def render_events() -> str:
@@ -206,11 +218,62 @@ def render_scenario() -> str:
     return "\n".join(parts)
 
 
+_GIVEN = (policy.RoutedRequest, policy.Candidate, policy.Placement, BlockChain, AgenticIdentity, Overlap)
+_GIVES = (policy.Place, policy.Queue, policy.Refuse, policy.Release, policy.Weighing)
+_SCORING = ("eligible", "score", "pick")
+_POOL_STATE = ("role", "workers", "dp_size", "block_size_tokens", "max_batched_tokens", "gpu_blocks", "stream")
+_POOL_CALLS = ("candidates", "candidate", "overlap", "lowest", "ready_places", "is_ready", "place_of")
+
+
+def _calls(cls: type[Any], names: Iterable[str]) -> str:
+    """A table of methods: how they are called, and what they say of themselves."""
+    rows = []
+    for name in names:
+        method = inspect.getattr_static(cls, name)
+        signature = str(inspect.signature(method)).replace("(self, ", "(").replace("(self)", "()")
+        said = " ".join((inspect.getdoc(method) or "").split())
+        rows.append((f"`{name}{_QUOTED_TYPE.sub(_UNQUOTED, signature)}`", _LITERAL.sub(r"`\1`", said)))
+    return _table(("call", "meaning"), rows)
+
+
+def render_policy() -> str:
+    """What a placement policy is asked, what it is given, and what it may answer."""
+    asked, switches = _docstring(policy.PlacementPolicy)
+    hooks = [name for name, member in vars(policy.PlacementPolicy).items() if inspect.isfunction(member)]
+    hooks = [name for name in hooks if not name.startswith("_")]
+    window = {name: said for name, said in _docstring(Pool, "Args")[1].items() if name in _POOL_STATE}
+    about = (
+        "`from g2sim.actors.router.policy import Policy` gives the base class; it has a default for every call but "
+        "`score`. [write-a-policy.md](../write-a-policy.md) shows how to write one, from nothing."
+    )
+    return "\n".join(
+        [
+            *_page("Placement policies", "policy", about),
+            f"## What a policy has\n\n{asked}\n",
+            _table(("attribute", "meaning"), [(f"`{name}`", said) for name, said in switches.items()]),
+            "## What a policy is asked\n\n`Verdict` is `Place`, `Queue` or `Refuse`.\n",
+            _calls(policy.PlacementPolicy, hooks),
+            "## What `Policy` adds\n\nIts `place` scores every rank that is eligible, and picks the best. "
+            "`Score` is a finite number, lower is better, or named parts that are added.\n",
+            _calls(policy.Policy, _SCORING),
+            "## What a policy is given\n",
+            *(_described(cls, f"`{cls.__name__}`") for cls in _GIVEN),
+            "KV events, as `observe` gets them, are in [events.md](events.md).\n",
+            "### `Pool`\n\n`self.pool`, the policy's window on its pool of workers.\n",
+            _table(("attribute", "meaning"), [(f"`{name}`", said) for name, said in window.items()]),
+            _calls(Pool, _POOL_CALLS),
+            "## What a policy gives\n",
+            *(_described(cls, f"`{cls.__name__}`") for cls in _GIVES),
+        ]
+    )
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "events": render_events,
     "rules": render_rules,
     "report": render_report,
     "scenario": render_scenario,
+    "policy": render_policy,
 }
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import click
 import pytest
 from cli_process import run_cli
 
+from g2sim.actors.router.policy import Candidate, Place, PlacementPolicy, Policy, RoutedRequest, Weighing
 from g2sim.bus.events import BY_TAG
 from g2sim.scenarios.cli import COMMANDS, cli
 from g2sim.scenarios.reference import PAGES as REFERENCE
@@ -133,6 +135,15 @@ def test_reference_pages_name_every_event_and_rule() -> None:
     assert set(re.findall(r"^### `(\S+)`", events, re.MULTILINE)) == known
     assert set(re.findall(r"^\| (KV\d+) ", rules, re.MULTILINE)) == {rule.code for rule in RULES}
     assert "| `preparation` | `str \\| None` | as in `RequestSpec`. |" in events
+
+
+def test_the_page_of_policies_says_what_every_call_and_field_means() -> None:
+    page = (ROOT / "docs" / "reference" / "policy.md").read_text(encoding="utf-8")
+    rows = [line.removesuffix(" |").rpartition(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert [name for name, _, meaning in rows if not meaning.strip()] == []
+    shown = {re.match(r"\| `(\w+)", name)[1] for name, _, _ in rows}  # type: ignore[index]
+    assert shown >= {name for name in (*vars(Policy), *vars(PlacementPolicy)) if not name.startswith("_")}
+    assert shown >= {field.name for cls in (RoutedRequest, Candidate, Place, Weighing) for field in attrs.fields(cls)}
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/size-a-pool.md"])

@@ -40,7 +40,12 @@ KvEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
 @attrs.frozen(slots=True, order=True)
 class Placement:
-    """A rank of a worker; both count from 0."""
+    """A rank of a worker.
+
+    Attributes:
+        worker: number in its pool, from 0.
+        dp_rank: number in its worker, from 0.
+    """
 
     worker: int
     dp_rank: int
@@ -52,10 +57,14 @@ class RoutedRequest:
 
     Attributes:
         request: its number in the run.
-        prompt_tokens, output_tokens: lengths; the output is what is asked for, it may end earlier.
+        prompt_tokens: length of its prompt.
+        output_tokens: most tokens that it asks for; it may end earlier.
         chain: hashes of the prompt's whole blocks.
         arrival_ms: when it arrived [ms].
-        name, session_id, turn_index, agentic: who it is, as far as its traffic says.
+        name: its id in the trace, None in traffic without.
+        session_id: its conversation, None in traffic without.
+        turn_index: its place in the conversation, from 0.
+        agentic: who it is in a play, None outside agentic traffic.
     """
 
     request: int
@@ -115,7 +124,12 @@ class Weighing:
 
 @attrs.frozen(slots=True)
 class Place:
-    """Verdict: send the request there, now."""
+    """Verdict: send the request there, now.
+
+    Attributes:
+        placement: the rank; its worker must be ready.
+        why: what was weighed, for ``g2sim explain``; None from a policy that does not look at ranks.
+    """
 
     placement: Placement
     why: Weighing | None = None
@@ -128,7 +142,11 @@ class Queue:
 
 @attrs.frozen(slots=True)
 class Refuse:
-    """Verdict: nobody will serve it; it ends as "rejected"."""
+    """Verdict: nobody will serve it; it ends as "rejected".
+
+    Attributes:
+        reason: why, for the log.
+    """
 
     reason: str
 
@@ -138,7 +156,12 @@ Verdict = Place | Queue | Refuse
 
 @attrs.frozen(slots=True)
 class Release:
-    """A queued request goes to a rank now, or, with a ``Refuse``, nowhere."""
+    """A queued request goes to a rank now, or, with a ``Refuse``, nowhere.
+
+    Attributes:
+        request: its number, one that waits.
+        verdict: where it goes, or why nowhere.
+    """
 
     request: int
     verdict: Place | Refuse

@@ -31,12 +31,13 @@ class Pool:
 
     Args:
         role: what the workers do.
-        workers, dp_size: how many there are, and ranks of each.
+        workers: how many there are.
+        dp_size: ranks of each.
         block_size_tokens: tokens per block.
         max_batched_tokens: token budget of a rank's pass, None without limit.
         gpu_blocks: device blocks of a rank.
         tie_break: which of several equally good candidates is taken.
-        stream: gives the router's random stream for a purpose.
+        stream: gives the router's random stream for a purpose, as in ``stream("tie")``.
     """
 
     def __init__(
@@ -92,9 +93,11 @@ class Pool:
         return WorkerState.READY in self._states
 
     def is_ready(self, worker: int) -> bool:
+        """Whether a worker takes requests."""
         return self._states[worker] is WorkerState.READY
 
     def place_of(self, placement: Placement) -> int:
+        """A rank's position in lists of one entry a rank: worker * dp_size + dp_rank."""
         return placement.worker * self.dp_size + placement.dp_rank
 
     def overlap(self, request: RoutedRequest) -> Overlap:

@@ -22,7 +22,16 @@ class RequestStatus(enum.StrEnum):
 
 @attrs.frozen(kw_only=True, slots=True)
 class AgenticIdentity:
-    """Who a request is in agentic traffic. ``None`` = the report leaves the field out."""
+    """Who a request is in agentic traffic. ``None`` = the report leaves the field out.
+
+    Attributes:
+        play_id: its play.
+        conversation_id: its conversation in the play.
+        lane_id: the lane that the play runs in, None outside load control by lanes.
+        root_id: the request that began the play, None if several did.
+        parent_id: the request that spawned it, None if none did.
+        cache_id: the namespace of blocks of an instance of a play, None where plays run as they stand in the trace.
+    """
 
     play_id: str
     conversation_id: str
