@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def explain(run_path: Path, request: str, as_json: bool) -> None:
     """Explain the placement of REQUEST in RUN, and what came of it, from the log alone.
 
-    REQUEST is its number, its name, or its session and turn as in s12/2. Numbers are of one run: under another policy
-    another request may have it.
+    REQUEST is its number, its name in the trace, its session and turn as in s12/2, or its uuid. Numbers are of one run:
+    under another policy another request may have it.
 
     Shows every candidate with what the router believed of its caches and load, each part of its cost, and ties; then
     what happened, and why less was found in the caches than the router had reported.
@@ -93,15 +93,21 @@ def _decision(decision: Decision, told: Explanation) -> str:
 def _candidates(weighed: PlacementWeighed) -> str:
     from tabulate import tabulate
 
+    from g2sim.scenarios.explain import COST_UNITS, cost_terms
+
     best = min(weighed.costs, default=None)
+    terms = cost_terms(weighed)
+    kinds = {
+        name: "(part)" if not terms else "(of cost)" if name in terms else "(not added)" for name in weighed.part_names
+    }
     columns: dict[str, list[Any]] = {
         "worker/rank": [f"{w}/{r}" for w, r in zip(weighed.workers, weighed.dp_ranks, strict=True)],
         "device\n[blocks]": list(weighed.device_blocks),
         "host\n[blocks]": list(weighed.host_blocks),
-        "prefill\n[tokens]": list(weighed.prefill_tokens),
+        "in prefill\n[tokens]": list(weighed.prefill_tokens),
         "active\n[blocks]": list(weighed.active_blocks),
         "active\n[requests]": list(weighed.active_requests),
-        **{f"{name}\n(part)": list(values) for name, values in zip(weighed.part_names, weighed.parts, strict=True)},
+        **{f"{name}\n{kinds[name]}": list(part) for name, part in zip(weighed.part_names, weighed.parts, strict=True)},
     }
     if weighed.costs:
         columns["cost"] = list(weighed.costs)
@@ -110,7 +116,9 @@ def _candidates(weighed: PlacementWeighed) -> str:
         marks = [
             ", ".join(filter(None, [mark, "tied" if weighed.costs[k] == best else ""])) for k, mark in enumerate(marks)
         ]
-    return tabulate({**columns, "": marks}, headers="keys", floatfmt=".10g")
+    table = tabulate({**columns, "": marks}, headers="keys", floatfmt=".10g")
+    unit = f" [{COST_UNITS[weighed.policy]}]" if weighed.policy in COST_UNITS else ""
+    return f"{table}\ncost{unit} = {' + '.join(terms)}" if terms else table
 
 
 def _tie(weighed: PlacementWeighed, tie_break: str) -> str:

@@ -71,7 +71,7 @@ def inspect(run_path: Path, at_ms: float | None, record: int | None, as_json: bo
 @_RUN
 @click.option("--topic", multiple=True, metavar="TYPE", help="Only these types: wk.adm, a family wk, RequestAdmitted.")
 @click.option("--worker", multiple=True, metavar="NAME", help="Only of these workers or ranks: prefill-0, decode-1/0.")
-@click.option("--request", type=click.IntRange(min=0), multiple=True, metavar="N", help="Only about these requests.")
+@click.option("--request", multiple=True, metavar="REQUEST", help="Only about these: a number, a name, s12/2, a uuid.")
 @click.option("--since", "since_ms", type=_TimeMs(), metavar="MS", help="Only from this time on [ms].")
 @click.option("--until", "until_ms", type=_TimeMs(), metavar="MS", help="Only up to this time [ms].")
 @reads_runs("run_path")
@@ -79,7 +79,7 @@ def events(
     run_path: Path,
     topic: tuple[str, ...],
     worker: tuple[str, ...],
-    request: tuple[int, ...],
+    request: tuple[str, ...],
     since_ms: float | None,
     until_ms: float | None,
 ) -> None:
@@ -91,11 +91,13 @@ def events(
     """
     from g2sim.scenarios.event_filter import EventFilter
     from g2sim.scenarios.records import numbered, record_value
+    from g2sim.scenarios.request_names import find_requests
     from g2sim.scenarios.run_log import open_run
     from g2sim.scenarios.schema import Scenario
 
+    requests = find_requests(run_path, request, "--request")
     with open_run(run_path) as reader:
-        wanted = EventFilter.of(lambda: Scenario.of_log(reader), topic, worker, request, since_ms, until_ms)
+        wanted = EventFilter.of(lambda: Scenario.of_log(reader), topic, worker, requests, since_ms, until_ms)
         for one in numbered(reader):
             if wanted.is_past(one.record):
                 break

@@ -5,7 +5,7 @@ Owns: the filters of ``g2sim events`` and their words. Refuses to know: files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import attrs
@@ -43,7 +43,7 @@ class EventFilter:
         scenario: Callable[[], Scenario],
         topics: tuple[str, ...],
         workers: tuple[str, ...],
-        requests: tuple[int, ...],
+        requests: Sequence[int],
         since_ms: float | None,
         until_ms: float | None,
     ) -> Self:

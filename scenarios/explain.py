@@ -10,6 +10,7 @@ publishes that at its end, so what an admission met is known when its pass has e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,18 +30,23 @@ from g2sim.actors.host_pool.events import LoadFinished, LoadQueued
 from g2sim.actors.kv.blocks import reusable_blocks
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
 from g2sim.actors.membership.events import RequestLost, WorkerCrashed
+from g2sim.actors.router.dynamo import SAVINGS, DynamoKv
 from g2sim.actors.router.events import PlacementWeighed, RequestPlaced, RequestRefused, RequestWaits
 from g2sim.actors.traffic.events import RequestArrived
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.events import PassEnded, RequestAdmitted, RequestEnded, RequestPreempted, RequestQueued
-from g2sim.bus.errors import ConfigError, LogDamaged, close_to
+from g2sim.bus.errors import LogDamaged
 from g2sim.bus.events import Record
 from g2sim.scenarios import events as _events_of_runs  # noqa: F401  (a reader knows the events that are imported)
+from g2sim.scenarios.request_names import RequestFinder
 from g2sim.scenarios.request_rows import POOL_OF_ROLE
 from g2sim.scenarios.run_log import open_run
 from g2sim.scenarios.schema import Scenario
 
 SCHEMA = "g2sim.explain/1"
+
+COST_UNITS = {DynamoKv.name: "blocks"}
+"""Policy -> unit of its costs; other policies count in units of their own."""
 
 _ROLE_OF_POOL = {pool: role for role, pool in POOL_OF_ROLE.items()}
 _Rank = tuple[str, int, int]
@@ -117,7 +123,7 @@ def explain_request(path: Path, wanted: str) -> tuple[Explanation, LogDamaged | 
 
     Args:
         path: the log, or the run folder that holds it.
-        wanted: the request's number, or its name.
+        wanted: the request, as ``RequestFinder`` takes it.
     Returns: the explanation, and why the log could not be read to its end (None if it could).
     Raises: ConfigError if there is no log or no such request; LogDamaged if not even its header can be read.
     """
@@ -133,11 +139,15 @@ def explain_request(path: Path, wanted: str) -> tuple[Explanation, LogDamaged | 
     return fold.finish(), damage
 
 
-def request_name(event: RequestArrived) -> str | None:
-    """What a user may call a request beside its number: its own name, or its session and turn as ``s12/2``."""
-    if event.name is not None or event.session_id is None or event.turn_index is None:
-        return event.name
-    return f"{event.session_id}/{event.turn_index}"
+def cost_terms(weighed: PlacementWeighed) -> tuple[str, ...]:
+    """The parts that add up to every candidate's cost; none if there are none that do."""
+    columns = dict(zip(weighed.part_names, weighed.parts, strict=True))
+    without_savings = tuple(name for name in columns if name not in SAVINGS)
+    for terms in (without_savings, weighed.part_names):
+        sums = [sum(row) for row in zip(*(columns[name] for name in terms), strict=True)]
+        if len(sums) == len(weighed.costs) and all(map(math.isclose, sums, weighed.costs)):
+            return terms
+    return ()
 
 
 @attrs.define(slots=True)
@@ -168,9 +178,8 @@ class _ExplainFold:
 
     def __init__(self, scenario: Scenario, wanted: str) -> None:
         self._scenario = scenario
-        self._wanted = wanted
-        self._number = int(wanted) if wanted.isdecimal() else None
-        self._names: dict[str, list[int]] = {}
+        self._finder = RequestFinder(wanted)
+        self._number: int | None = None
         self._found: Explanation | None = None
         self._parents: dict[int, int | None] = {}
         self._tiers: dict[tuple[_Rank, str], _Tier] = {}
@@ -222,31 +231,15 @@ class _ExplainFold:
 
     def finish(self) -> Explanation:
         """Raises: ConfigError if no request is meant, or several are."""
-        named = self._names.get(self._wanted, [])
-        if len(named) > 1:
-            several = ", ".join(map(str, named[:20]))
-            raise ConfigError("REQUEST", got=self._wanted, problem="several have this name", allowed=several)
-        if self._found is None:
-            arrived = sum(map(len, self._names.values()))
-            allowed = f"0 to {arrived - 1}" if arrived else "none: no request arrived in this log"
-            names = [name for name in self._names if name]
-            if names:
-                allowed += f", or a name such as {names[-1]}"
-            turns = [name for name in names if name.startswith(f"{self._wanted}/")]
-            hint = f"the session has {', '.join(turns[:5])}" if turns else close_to(self._wanted, names)
-            raise ConfigError("REQUEST", got=self._wanted, allowed=allowed, hint=hint)
+        self._finder.number("REQUEST")
         while self._looks:
             self._settle(self._looks.pop(0))
-        return self._found
+        return self._explained
 
     # -- the request
 
     def _arrived(self, _: float, event: RequestArrived) -> None:
-        name = request_name(event)
-        self._names.setdefault(name or "", []).append(event.request)
-        if event.request != self._number and name != self._wanted:
-            return
-        if self._found is not None:
+        if not self._finder.arrived(event) or self._found is not None:
             return
         self._number = event.request
         deployment = self._scenario.deployment

@@ -156,6 +156,10 @@ class KvSettings:
         return self
 
 
+SAVINGS = ("hit", "credit")
+"""Parts of the log's account that say what caches save: the cost has them in its prefill, and they are not added."""
+
+
 @attrs.frozen(slots=True)
 class Costs:
     """Costs in blocks, one entry a candidate; ``total`` = prefill + decode + requests, added in this order.

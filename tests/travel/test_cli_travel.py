@@ -101,6 +101,7 @@ class TestEvents:
             (["--topic", "wk.amd"], "did you mean wk.adm?"),
             (["--worker", "agg-7"], "did you mean agg-"),
             (["--request", "-1"], "--request"),
+            (["--request", "3", "--request", "nobody"], "error: --request: got 'nobody'; allowed: 0 to "),
         ],
     )
     def test_words_that_mean_nothing_exit_2(self, plain: Path, tmp_path: Path, options: list[str], told: str) -> None:
