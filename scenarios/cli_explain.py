@@ -97,9 +97,6 @@ def _candidates(weighed: PlacementWeighed) -> str:
 
     best = min(weighed.costs, default=None)
     terms = cost_terms(weighed)
-    kinds = {
-        name: "(part)" if not terms else "(of cost)" if name in terms else "(not added)" for name in weighed.part_names
-    }
     columns: dict[str, list[Any]] = {
         "worker/rank": [f"{w}/{r}" for w, r in zip(weighed.workers, weighed.dp_ranks, strict=True)],
         "device\n[blocks]": list(weighed.device_blocks),
@@ -107,7 +104,7 @@ def _candidates(weighed: PlacementWeighed) -> str:
         "in prefill\n[tokens]": list(weighed.prefill_tokens),
         "active\n[blocks]": list(weighed.active_blocks),
         "active\n[requests]": list(weighed.active_requests),
-        **{f"{name}\n{kinds[name]}": list(part) for name, part in zip(weighed.part_names, weighed.parts, strict=True)},
+        **{f"{name}\n(part)": list(values) for name, values in zip(weighed.part_names, weighed.parts, strict=True)},
     }
     if weighed.costs:
         columns["cost"] = list(weighed.costs)
@@ -117,8 +114,12 @@ def _candidates(weighed: PlacementWeighed) -> str:
             ", ".join(filter(None, [mark, "tied" if weighed.costs[k] == best else ""])) for k, mark in enumerate(marks)
         ]
     table = tabulate({**columns, "": marks}, headers="keys", floatfmt=".10g")
+    if not terms:
+        return table
     unit = f" [{COST_UNITS[weighed.policy]}]" if weighed.policy in COST_UNITS else ""
-    return f"{table}\ncost{unit} = {' + '.join(terms)}" if terms else table
+    others = [name for name in weighed.part_names if name not in terms]
+    not_added = f" (not added: {', '.join(others)})" if others else ""
+    return f"{table}\ncost{unit} = {' + '.join(terms)}{not_added}"
 
 
 def _tie(weighed: PlacementWeighed, tie_break: str) -> str:

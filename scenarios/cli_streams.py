@@ -132,6 +132,15 @@ def validate(
     files = [Path(stream) for stream in streams if "://" not in stream]
     if live and files:
         raise ConfigError("STREAM", problem="files and live streams cannot be checked together", got=live[0])
+    if not live:
+        for option, given in (
+            ("--replay", replay),
+            ("--for", for_s is not None),
+            ("--count", count),
+            ("--from-now", from_now),
+        ):
+            if given:
+                raise ConfigError(option, problem="goes with live streams, and these are files", got=" ".join(streams))
     heard: list[dict[str, Any]] = []
     if live:
         good, heard = _listen(validator, endpoints_of(live, replay), for_s, count, from_start=not from_now)

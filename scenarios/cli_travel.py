@@ -95,7 +95,7 @@ def events(
     from g2sim.scenarios.run_log import open_run
     from g2sim.scenarios.schema import Scenario
 
-    requests = find_requests(run_path, request, "--request")
+    requests = find_requests(run_path, request, "--request") if request else ()
     with open_run(run_path) as reader:
         wanted = EventFilter.of(lambda: Scenario.of_log(reader), topic, worker, requests, since_ms, until_ms)
         for one in numbered(reader):

@@ -49,8 +49,10 @@ class EventFilter:
     ) -> Self:
         """A filter from words; ``scenario`` gives the run's.
 
-        Raises: ConfigError for a type or a worker that does not exist.
+        Raises: ConfigError for a type or a worker that does not exist, and for an end before the beginning.
         """
+        if since_ms is not None and until_ms is not None and until_ms < since_ms:
+            raise ConfigError("--until", got=until_ms, allowed=f"a time from --since {since_ms!r} on")
         tags: set[str] = set()
         for word in topics:
             try:

@@ -202,13 +202,16 @@ def _figure(document: Document, entry: Mapping[str, Any], path: KeyPath) -> Figu
                 hint = close_to(name, known)
                 problem = f"no such field of {tag}"
                 raise document.error((*path, "where", name), problem=problem, allowed=", ".join(known), hint=hint)
+    since_ms, until_ms = entry["since_ms"], entry["until_ms"]
+    if since_ms is not None and until_ms is not None and until_ms < since_ms:
+        raise document.error((*path, "until_ms"), got=until_ms, allowed=f"a time from since_ms, {since_ms!r}, on")
     wanted = []
     for name, value in entry["where"].items():
         items = value if isinstance(value, list) else [value]
         if any(isinstance(item, list | dict) for item in items):
             raise document.error((*path, "where", name), got=value, allowed="a single value, or a list of them")
         wanted.append((name, tuple(items) if isinstance(value, list) else value))
-    return EventFigure(word, tags, tuple(wanted), entry["since_ms"], entry["until_ms"])
+    return EventFigure(word, tags, tuple(wanted), since_ms, until_ms)
 
 
 def _check_field(document: Document, figure: ReportFigure, path: KeyPath, scenario: Scenario) -> None:

@@ -38,10 +38,11 @@ from g2sim.actors.worker.events import PassEnded, RequestAdmitted, RequestEnded,
 from g2sim.bus.errors import LogDamaged
 from g2sim.bus.events import Record
 from g2sim.scenarios import events as _events_of_runs  # noqa: F401  (a reader knows the events that are imported)
-from g2sim.scenarios.request_names import RequestFinder
+from g2sim.scenarios.request_names import find_requests
 from g2sim.scenarios.request_rows import POOL_OF_ROLE
 from g2sim.scenarios.run_log import open_run
 from g2sim.scenarios.schema import Scenario
+from g2sim.scenarios.statistics import add_up
 
 SCHEMA = "g2sim.explain/1"
 
@@ -123,14 +124,15 @@ def explain_request(path: Path, wanted: str) -> tuple[Explanation, LogDamaged | 
 
     Args:
         path: the log, or the run folder that holds it.
-        wanted: the request, as ``RequestFinder`` takes it.
+        wanted: the request, by a word that ``find_requests`` takes.
     Returns: the explanation, and why the log could not be read to its end (None if it could).
     Raises: ConfigError if there is no log or no such request; LogDamaged if not even its header can be read.
     """
     damage: LogDamaged | None = None
+    (number,) = find_requests(path, [wanted], "REQUEST")
     with open_run(path) as reader:
         scenario = Scenario.of_log(reader)
-        fold = _ExplainFold(scenario, wanted)
+        fold = _ExplainFold(scenario, number)
         try:
             for record in reader:
                 fold.apply(record)
@@ -144,7 +146,7 @@ def cost_terms(weighed: PlacementWeighed) -> tuple[str, ...]:
     columns = dict(zip(weighed.part_names, weighed.parts, strict=True))
     without_savings = tuple(name for name in columns if name not in SAVINGS)
     for terms in (without_savings, weighed.part_names):
-        sums = [sum(row) for row in zip(*(columns[name] for name in terms), strict=True)]
+        sums = [add_up(row) for row in zip(*(columns[name] for name in terms), strict=True)]
         if len(sums) == len(weighed.costs) and all(map(math.isclose, sums, weighed.costs)):
             return terms
     return ()
@@ -176,10 +178,9 @@ class _Look:
 class _ExplainFold:
     """Takes the records of a log in order; see the module's text."""
 
-    def __init__(self, scenario: Scenario, wanted: str) -> None:
+    def __init__(self, scenario: Scenario, number: int) -> None:
         self._scenario = scenario
-        self._finder = RequestFinder(wanted)
-        self._number: int | None = None
+        self._number = number
         self._found: Explanation | None = None
         self._parents: dict[int, int | None] = {}
         self._tiers: dict[tuple[_Rank, str], _Tier] = {}
@@ -230,8 +231,6 @@ class _ExplainFold:
                 self._found.steps.append(Step(time_ms, what))
 
     def finish(self) -> Explanation:
-        """Raises: ConfigError if no request is meant, or several are."""
-        self._finder.number("REQUEST")
         while self._looks:
             self._settle(self._looks.pop(0))
         return self._explained
@@ -239,9 +238,8 @@ class _ExplainFold:
     # -- the request
 
     def _arrived(self, _: float, event: RequestArrived) -> None:
-        if not self._finder.arrived(event) or self._found is not None:
+        if event.request != self._number or self._found is not None:
             return
-        self._number = event.request
         deployment = self._scenario.deployment
         self._found = Explanation(
             arrival=event,

@@ -108,10 +108,13 @@ UNREAD: Final = ("KV001", "KV002", "KV003", "KV005")
 def choose(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> frozenset[str]:
     """Codes that are switched on. Each word is a code, the start of one, a name or a family.
 
-    Raises: ConfigError for a word that fits no rule.
+    Raises: ConfigError for a word that fits no rule, and if none is left.
     """
     wanted = _codes(select, "--select") or frozenset(BY_CODE)
-    return wanted - _codes(ignore, "--ignore")
+    chosen = wanted - _codes(ignore, "--ignore")
+    if not chosen:
+        raise ConfigError("--ignore", got=", ".join(ignore), problem="leaves no rule to check")
+    return chosen
 
 
 def _codes(words: Iterable[str], option: str) -> frozenset[str]:

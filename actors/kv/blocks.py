@@ -81,7 +81,8 @@ class BlockChain:
     """Identity of a prompt's whole blocks, in prompt order.
 
     Attributes:
-        sequence_hashes, tokens_hashes: one entry a whole block; floor(prompt tokens / block size) of them.
+        sequence_hashes: one a whole block, of the prompt up to its end; floor(prompt tokens / block size) of them.
+        tokens_hashes: one a whole block, of its own tokens alone.
     """
 
     sequence_hashes: tuple[int, ...]

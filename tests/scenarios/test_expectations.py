@@ -86,6 +86,7 @@ class TestRefused:
         [
             ({"events": "wk.adm", "variant": "shred"}, "expect[0].variant", "did you mean shared?"),
             ({"events": "wk.adm", "minus": "local"}, "expect[0]", "minus needs the variant"),
+            ({"events": "wk.adm", "since_ms": 5, "until_ms": 4}, "expect[0].until_ms", "a time from since_ms, 5.0, on"),
             ({"events": "wk.adm", "variant": "local", "minus": "shared"}, "expect[0]", "says nothing of the value"),
         ],
     )

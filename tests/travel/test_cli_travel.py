@@ -102,6 +102,9 @@ class TestEvents:
             (["--worker", "agg-7"], "did you mean agg-"),
             (["--request", "-1"], "--request"),
             (["--request", "3", "--request", "nobody"], "error: --request: got 'nobody'; allowed: 0 to "),
+            (["--request", "999999"], "error: --request: got '999999'; allowed: 0 to "),
+            (["--request", "03"], "error: --request: got '03'; allowed: 0 to "),
+            (["--since", "20", "--until", "10"], "error: --until: got 10.0; allowed: a time from --since 20.0 on"),
         ],
     )
     def test_words_that_mean_nothing_exit_2(self, plain: Path, tmp_path: Path, options: list[str], told: str) -> None:
