@@ -30,6 +30,7 @@ from g2sim.actors.host_pool.events import LoadFinished, LoadQueued
 from g2sim.actors.kv.blocks import reusable_blocks
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
 from g2sim.actors.membership.events import RequestLost, WorkerCrashed
+from g2sim.actors.rounding import add_up
 from g2sim.actors.router.dynamo import SAVINGS, DynamoKv
 from g2sim.actors.router.events import PlacementWeighed, RequestPlaced, RequestRefused, RequestWaits
 from g2sim.actors.traffic.events import RequestArrived
@@ -42,7 +43,6 @@ from g2sim.scenarios.request_names import find_requests
 from g2sim.scenarios.request_rows import POOL_OF_ROLE
 from g2sim.scenarios.run_log import open_run
 from g2sim.scenarios.schema import Scenario
-from g2sim.scenarios.statistics import add_up
 
 SCHEMA = "g2sim.explain/1"
 

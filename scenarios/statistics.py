@@ -13,15 +13,13 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import reduce
+from collections.abc import Sequence
 
 import attrs
 
 from g2sim.actors.config import SlaConfig
-from g2sim.actors.rounding import round_half_away
+from g2sim.actors.rounding import add_up, round_half_away
 from g2sim.bus.errors import InvariantViolation
 
 _PERCENTILES = {"median": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99}
@@ -154,11 +152,6 @@ class StreamedDistribution:
         nearest = round_half_away(span * q / 100)
         fraction = 1.0 if nearest >= span else (nearest + 0.5) / span
         return math.floor(fraction * span)
-
-
-def add_up(values: Iterable[float]) -> float:
-    """Sum from left to right in float64. Not ``sum``: from Python 3.12 on it compensates, which changes last bits."""
-    return reduce(operator.add, values, 0.0)
 
 
 def meets_sla(sla: SlaConfig, *, tokens: int, ttft_ms: float | None, e2e_ms: float | None, lifetime_ms: float) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from g2sim.actors.config import WorkerRole
+from g2sim.actors.rounding import add_up
 from g2sim.actors.router.index import Overlap
 from g2sim.actors.router.policy import (
     Candidate,
@@ -227,7 +228,7 @@ def softmax_position(costs: Sequence[float], temperature: float, draw: float) ->
         weights = [1.0] * len(costs)
     else:
         weights = [math.exp(-((cost - low) / (high - low)) / temperature) for cost in costs]
-    rest = draw * sum(weights)
+    rest = draw * add_up(weights)
     for position, weight in enumerate(weights):
         rest -= weight
         if rest < 0.0:

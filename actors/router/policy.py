@@ -27,6 +27,7 @@ import attrs
 
 from g2sim.actors.kv.blocks import BlockChain
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
+from g2sim.actors.rounding import add_up
 from g2sim.actors.traffic.request import AgenticIdentity
 from g2sim.bus.errors import PolicyError, shorten
 
@@ -290,7 +291,7 @@ class Policy:
         for candidate, score in zip(candidates, scores, strict=True):
             cost: Any = score
             if isinstance(score, Mapping):
-                cost = sum(score.values())
+                cost = add_up(score.values())
                 for part, value in score.items():
                     parts.setdefault(part, []).append(float(value))
             if not is_finite(cost):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import math
 import os
 import signal
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,6 +19,7 @@ import yaml
 from cli_process import start_cli
 from policy_values import CHATS, cli, write_policy
 
+from g2sim.actors.router.registry import POLICIES
 from g2sim.bus.errors import ConfigError, SimError
 from g2sim.scenarios.compare import METRICS, Comparison, Run, compare, half_width, seeded, t_quantile
 from g2sim.scenarios.compare_picture import render_picture
@@ -203,6 +206,24 @@ def test_one_policy_is_compared_with_the_scenarios_own_and_pools_can_be_separate
 
 
 # -- differences
+
+
+def test_nothing_adds_floats_with_sum_whose_last_bits_depend_on_the_version_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = builtins.sum
+
+    def sum_of_others(values: Iterable[Any], start: Any = 0) -> Any:
+        found = list(values)
+        assert not any(isinstance(value, float) for value in (*found, start)), found
+        return total(found, start)
+
+    own = write_policy(tmp_path / "own.py", "def score(self, r, c): return {'a': c.active_blocks / 3, 'b': 0.1}")
+    path = scenario_file(tmp_path)
+    monkeypatch.setattr(builtins, "sum", sum_of_others)
+    told = compare(path, [*POLICIES, "dynamo_kv,router_temperature=0.7", str(own)], seeds=2)
+    assert told.mean(str(own), "mean_ttft_ms") is not None
+    run_scenario(load_scenario(path), tmp_path / "run")
 
 
 def test_quantiles_are_those_of_printed_tables() -> None:

@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g2sim.actors.config import SlaConfig
+from g2sim.actors.rounding import add_up, round_half_away
 from g2sim.bus.errors import InvariantViolation
 from g2sim.scenarios.statistics import (
     Distribution,
     StreamedDistribution,
-    add_up,
     exact_distribution,
     meets_sla,
-    round_half_away,
 )
 
 QUANTILES = {"median": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99}
