@@ -6,7 +6,14 @@ Refuses to know: who raises what. ``exit_code`` is the process exit status the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+_SHOWN_MISTAKES = 20
+"""Mistakes that are told beside the first."""
+
+_Item = TypeVar("_Item")
+_Read = TypeVar("_Read")
 
 
 class SimError(Exception):
@@ -24,6 +31,7 @@ class ConfigError(SimError):
         allowed: what is allowed instead.
         where: "file:line" or "file" when the input came from a file.
         hint: the likely mend.
+        others: further mistakes of the same input; a line each.
     """
 
     exit_code = 2
@@ -37,6 +45,7 @@ class ConfigError(SimError):
         allowed: str | None = None,
         where: str | None = None,
         hint: str | None = None,
+        others: Sequence[ConfigError] = (),
     ) -> None:
         self.field = field
         self.problem = problem
@@ -44,7 +53,23 @@ class ConfigError(SimError):
         self.allowed = allowed
         self.where = where
         self.hint = hint
-        super().__init__(self._text())
+        self.others = tuple(others)
+        super().__init__("\n".join([self._text(), *self._further()]))
+
+    @classmethod
+    def of_all(cls, errors: Sequence[ConfigError]) -> ConfigError:
+        """The first of several mistakes of one input, which tells of the others too."""
+        first, *rest = errors
+        further = [one for error in rest for one in (error._changed(others=()), *error.others)]
+        return first._changed(others=(*first.others, *further)) if further else first
+
+    def _changed(self, **fields: Any) -> ConfigError:
+        names = ("problem", "got", "allowed", "where", "hint", "others")
+        return ConfigError(self.field, **{name: getattr(self, name) for name in names} | fields)
+
+    def _further(self) -> list[str]:
+        more = len(self.others) - _SHOWN_MISTAKES
+        return [*map(str, self.others[:_SHOWN_MISTAKES]), *([f"and {more} more mistakes"] if more > 0 else [])]
 
     def _text(self) -> str:
         parts = []
@@ -67,9 +92,20 @@ class ConfigError(SimError):
         """The same error with a place, if it has none yet."""
         if self.where is not None:
             return self
-        return ConfigError(
-            self.field, problem=self.problem, got=self.got, allowed=self.allowed, where=where, hint=self.hint
-        )
+        return self._changed(where=where)
+
+
+def read_all(read: Callable[[_Item], _Read], items: Iterable[_Item]) -> list[_Read]:
+    """What ``read`` makes of each item. Raises: ConfigError with the mistakes of all items."""
+    found, mistakes = [], []
+    for item in items:
+        try:
+            found.append(read(item))
+        except ConfigError as mistake:
+            mistakes.append(mistake)
+    if mistakes:
+        raise ConfigError.of_all(mistakes)
+    return found
 
 
 class ProtocolError(SimError):

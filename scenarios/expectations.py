@@ -22,7 +22,7 @@ from g2sim.actors.config import PoolConfig
 from g2sim.actors.membership.events import CachesCleared, WorkerStateKnown
 from g2sim.actors.router.events import FaultBegan, IndexCompared
 from g2sim.actors.router.faults import Fault, FaultKind
-from g2sim.bus.errors import ConfigError, InvariantViolation, close_to, shorten
+from g2sim.bus.errors import ConfigError, InvariantViolation, close_to, read_all, shorten
 from g2sim.bus.events import BY_CLASS, BY_TAG, Record
 from g2sim.bus.log import LogReader
 from g2sim.scenarios.fault_plan import may_see_blocks
@@ -32,7 +32,7 @@ from g2sim.scenarios.records import Numbered, chain_of, event_tags, numbered
 from g2sim.scenarios.report import Report, ReportFold, RunInfo
 from g2sim.scenarios.run import report_of_log
 from g2sim.scenarios.schema import Scenario
-from g2sim.scenarios.yaml_source import Document, KeyPath
+from g2sim.scenarios.yaml_source import Document, KeyPath, dotted
 
 MISSING = object()
 """What a report says of a path that it does not have."""
@@ -146,36 +146,39 @@ def read_expectations(
     Args:
         runs: variant -> scenario, or None -> scenario if there are no variants. An entry that names no variant is an
             expectation of each.
-    Raises: ConfigError for one that no run can meet: a report field, event, field or variant that does not exist.
+    Raises: ConfigError for those that no run can meet: a report field, event, field or variant that does not exist.
     """
-    found = []
-    for idx, entry in enumerate(tree["expect"]):
-        path: KeyPath = ("expect", idx)
-        figure = _figure(document, entry, path)
-        if entry["minus"] is not None and entry["variant"] is None:
-            raise document.error(path, problem="minus needs the variant that it is taken from", allowed="variant: NAME")
-        bounds = tuple((key, entry[key]) for key in BOUNDS if entry[key] is not ABSENT)
-        if not bounds and isinstance(figure, EventFigure) and entry["minus"] is None:
-            bounds = (("at_least", 1),)
-        if not bounds:
-            raise document.error(path, problem="says nothing of the value", allowed=f"one of {', '.join(BOUNDS)}")
-        names = [name for name in runs if name is not None]
-        for key in ("variant", "minus"):
-            if entry[key] is not None and entry[key] not in names:
-                allowed = ", ".join(names) or "no variant: the scenario has none"
-                hint = close_to(entry[key], names)
-                raise document.error((*path, key), got=entry[key], allowed=allowed, hint=hint)
-        of = list(runs) if entry["variant"] is None else [entry["variant"]]
-        for variant in of:
-            if isinstance(figure, ReportFigure):
-                _check_field(document, figure, (*path, "report"), runs[variant])
-            place = f"{document.where(path)}: " if document.source is not None else ""
-            found.append(
-                Expectation(
-                    place=f"{place}expect[{idx}]", figure=figure, variant=variant, minus=entry["minus"], bounds=bounds
-                )
-            )
-    return found
+    entries = tree["expect"]
+    found = read_all(lambda idx: list(_expected(document, entries[idx], ("expect", idx), runs)), range(len(entries)))
+    return [one for of_entry in found for one in of_entry]
+
+
+def _expected(
+    document: Document, entry: Mapping[str, Any], path: KeyPath, runs: Mapping[str | None, Scenario]
+) -> Iterator[Expectation]:
+    """What one entry expects, of each run that it speaks of."""
+    figure = _figure(document, entry, path)
+    if entry["minus"] is not None and entry["variant"] is None:
+        raise document.error(path, problem="minus needs the variant that it is taken from", allowed="variant: NAME")
+    bounds = tuple((key, entry[key]) for key in BOUNDS if entry[key] is not ABSENT)
+    if not bounds and isinstance(figure, EventFigure) and entry["minus"] is None:
+        bounds = (("at_least", 1),)
+    if not bounds:
+        raise document.error(path, problem="says nothing of the value", allowed=f"one of {', '.join(BOUNDS)}")
+    names = [name for name in runs if name is not None]
+    for key in ("variant", "minus"):
+        if entry[key] is not None and entry[key] not in names:
+            allowed = ", ".join(names) or "no variant: the scenario has none"
+            hint = close_to(entry[key], names)
+            raise document.error((*path, key), got=entry[key], allowed=allowed, hint=hint)
+    of = list(runs) if entry["variant"] is None else [entry["variant"]]
+    for variant in of:
+        if isinstance(figure, ReportFigure):
+            _check_field(document, figure, (*path, "report"), runs[variant])
+        place = f"{document.where(path)}: " if document.source is not None else ""
+        yield Expectation(
+            place=f"{place}{dotted(path)}", figure=figure, variant=variant, minus=entry["minus"], bounds=bounds
+        )
 
 
 def _figure(document: Document, entry: Mapping[str, Any], path: KeyPath) -> Figure:

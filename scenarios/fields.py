@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from g2sim.bus.errors import close_to
+from g2sim.bus.errors import ConfigError, close_to
 from g2sim.scenarios.yaml_source import Document, KeyPath
 
 COUNT_MAX = 2**31 - 1
@@ -261,33 +261,53 @@ class Reader:
 
     document: Document
     carried: Callable[[KeyPath], bool]
+    _mistakes: dict[tuple[Any, ...], tuple[int, ConfigError]] = attrs.field(factory=dict, init=False)
 
-    def read(self, spec: Spec, value: Any, path: KeyPath) -> Any:
-        """The value with all defaults filled in. Raises: ConfigError."""
+    def read(self, spec: Spec) -> Any:
+        """The document's values with all defaults filled in.
+
+        Raises: ConfigError with all mistakes, in the order of the file. A key that is missing beside one that does not
+            belong there is none: it is perhaps that one, misspelt.
+        """
+        found = self._value(spec, self.document.values, ())
+        if self._mistakes:
+            in_order = sorted(self._mistakes.values(), key=lambda mistake: mistake[0])
+            raise ConfigError.of_all([error for _, error in in_order])
+        return found
+
+    def _refuse(self, path: KeyPath, **about: Any) -> None:
+        """Take note of a mistake; one in an anchor's mapping is one, however often that is used."""
+        error, line = self.document.error(path, **about), self.document.line(path)
+        one = (line, path[-1], error.problem, error.allowed) if line else path
+        self._mistakes.setdefault(one, (line, error))
+
+    def _value(self, spec: Spec, value: Any, path: KeyPath) -> Any:
         if isinstance(spec, Kind):
             try:
                 return spec.read(value)
             except Refused as refused:
-                raise self.document.error(path, got=value, allowed=spec.allowed, hint=refused.hint) from None
+                return self._refuse(path, got=value, allowed=spec.allowed, hint=refused.hint)
         if value is None and isinstance(spec, Section) and spec.nullable:
             return None
         if isinstance(spec, ListOf):
             if not isinstance(value, list | tuple):
-                raise self.document.error(path, got=value, allowed=spec.allowed)
-            return [self.read(spec.item, item, (*path, idx)) for idx, item in enumerate(value)]
+                return self._refuse(path, got=value, allowed=spec.allowed)
+            return [self._value(spec.item, item, (*path, idx)) for idx, item in enumerate(value)]
         if not isinstance(value, Mapping):
-            raise self.document.error(path, got=value, allowed=spec.allowed)
+            return self._refuse(path, got=value, allowed=spec.allowed)
         for key in value:
             if not isinstance(key, str):
-                raise self.document.error(path, problem="a key must be text", got=key)
+                return self._refuse(path, problem="a key must be text", got=key)
         if isinstance(spec, Named):
-            return {key: self.read(mapping(spec.allowed), item, (*path, key)) for key, item in value.items()}
+            return {key: self._value(mapping(spec.allowed), item, (*path, key)) for key, item in value.items()}
         if isinstance(spec, Section):
             return self._section(spec, value, path)
         case = value.get(spec.tag, spec.default)
         if case is REQUIRED:
-            raise self.document.error((*path, spec.tag), problem="missing", allowed=spec.names.allowed)
-        case = self.read(spec.names, case, (*path, spec.tag))
+            return self._refuse((*path, spec.tag), problem="missing", allowed=spec.names.allowed)
+        case = self._value(spec.names, case, (*path, spec.tag))
+        if case is None:
+            return None
         return {spec.tag: case, **self._section(spec.cases[case], value, path, variants=spec, case=case)}
 
     def _section(
@@ -300,6 +320,7 @@ class Reader:
         case: str = "",
     ) -> dict[str, Any]:
         result: dict[str, Any] = {}
+        strange = False
         for key in value:
             if key in spec.fields or (variants is not None and key == variants.tag):
                 continue
@@ -307,31 +328,34 @@ class Reader:
                 result[key] = value[key]
             elif variants is not None and (homes := _homes(variants, key)):
                 if value[key] is not None:
-                    raise self.document.error(
+                    strange = True
+                    self._refuse(
                         (*path, key),
                         problem=f"does not go with {variants.tag} {case}",
                         got=value[key],
                         allowed=f"only with {variants.tag} {' or '.join(homes)}",
                     )
             else:
-                raise self._unknown(spec, key, value[key], path, variants)
+                strange = True
+                self._unknown(spec, key, value[key], path, variants)
         for key, field in spec.fields.items():
             here = (*path, key)
             if key in value:
-                result[key] = self.read(field.kind, value[key], here)
+                result[key] = self._value(field.kind, value[key], here)
             elif field.default is REQUIRED:
-                raise self.document.error(here, problem="missing", allowed=field.kind.allowed)
+                if not strange:
+                    self._refuse(here, problem="missing", allowed=field.kind.allowed)
             elif field.default is ABSENT or field.default is None:
                 result[key] = field.default
             else:
-                result[key] = self.read(field.kind, field.default, here)
+                result[key] = self._value(field.kind, field.default, here)
         return result
 
-    def _unknown(self, spec: Section, key: str, value: Any, path: KeyPath, variants: Variants | None) -> Exception:
+    def _unknown(self, spec: Section, key: str, value: Any, path: KeyPath, variants: Variants | None) -> None:
         known = [*([variants.tag] if variants else []), *spec.fields]
         deeper = [inner for inner in _key_paths(spec) if inner.endswith(f".{key}")]
         hint = f"did you mean {deeper[0]}?" if deeper else close_to(key, known)
-        return self.document.error((*path, key), problem="unknown key", got=value, allowed=", ".join(known), hint=hint)
+        self._refuse((*path, key), problem="unknown key", got=value, allowed=", ".join(known), hint=hint)
 
 
 def _homes(variants: Variants, key: str) -> Sequence[str]:

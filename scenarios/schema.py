@@ -299,15 +299,19 @@ def from_document(document: Document, *, base_dir: Path, name: str = UNNAMED, re
 
     Raises: ConfigError.
     """
-    tree = Reader(document, support.carries).read(SCENARIO, document.values, ())
-    if (refusal := support.first_refusal(tree)) is not None:
-        rule, path, value = refusal
-        got = ... if value is ABSENT else value
-        raise document.error(path, problem=f"not supported: {rule.what}", got=got, allowed=rule.allowed, hint=rule.hint)
+    tree = Reader(document, support.carries).read(SCENARIO)
+    refused = sorted(support.refusals(tree).items(), key=lambda one: document.line(one[0]))
+    if refused:
+        raise ConfigError.of_all([_not_supported(document, path, *why) for path, why in refused])
     settle(tree, document, resolved=resolved)
     if tree["name"] is ABSENT:
         tree["name"] = name
     return _built(tree, base_dir)
+
+
+def _not_supported(document: Document, path: KeyPath, rule: support.Rule, value: Any) -> ConfigError:
+    got = ... if value is ABSENT else value
+    return document.error(path, problem=f"not supported: {rule.what}", got=got, allowed=rule.allowed, hint=rule.hint)
 
 
 # Key path in a mapping of the file -> attribute. Read both ways: to build, and for the resolved form.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import attrs
 
-from g2sim.bus.errors import ConfigError, SimError, close_to
+from g2sim.bus.errors import ConfigError, SimError, close_to, read_all
 from g2sim.scenarios import support
 from g2sim.scenarios.expectations import Expectation, Verdict, judge, read_expectations
 from g2sim.scenarios.fields import Reader
@@ -69,10 +69,11 @@ def load_suite(path: Path) -> Suite:
     """
     document = read_file(path)
     base = from_file(document, path)
-    tree = Reader(document, support.carries).read(SCENARIO, document.values, ())
+    tree = Reader(document, support.carries).read(SCENARIO)
     runs: dict[str | None, Scenario] = {None: base}
     if tree["variants"]:
-        runs = {name: _variant(document, path, base, name) for name in tree["variants"]}
+        variants = read_all(lambda name: _variant(document, path, base, name), tree["variants"])
+        runs = dict(zip(tree["variants"], variants, strict=True))
     return Suite(name=base.name, runs=runs, expectations=tuple(read_expectations(document, tree, runs)))
 
 

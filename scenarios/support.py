@@ -60,12 +60,13 @@ class Rule:
                         yield path, value
 
 
-def first_refusal(tree: Tree) -> tuple[Rule, KeyPath, Any] | None:
-    """The first rule, in the order of the table, that refuses the scenario; with the path and the value."""
+def refusals(tree: Tree) -> dict[KeyPath, tuple[Rule, Any]]:
+    """All that is refused: path -> the first rule, in the order of the table, that refuses it; and the value."""
+    found: dict[KeyPath, tuple[Rule, Any]] = {}
     for rule in RULES:
         for path, value in rule.refused(tree):
-            return rule, path, value
-    return None
+            found.setdefault(path, (rule, value))
+    return found
 
 
 def carries(path: KeyPath) -> bool:

@@ -59,10 +59,12 @@ class Document:
         """ "file:line" of a key path, or of the nearest mapping around it that is in the file."""
         if self.source is None:
             return None
-        for length in range(len(path), 0, -1):
-            if (place := self.places.get(path[:length])) is not None:
-                return f"{self.source}:{place.line}"
-        return self.source
+        return f"{self.source}:{line}" if (line := self.line(path)) else self.source
+
+    def line(self, path: KeyPath) -> int:
+        """Line of a key path, or of the nearest mapping around it that is in the file; 0 if none is."""
+        steps = (self.places.get(path[:length]) for length in range(len(path), 0, -1))
+        return next((place.line for place in steps if place is not None), 0)
 
     def raw(self, path: KeyPath) -> Any:
         """What the user wrote at a key path, ``...`` if nothing: just what an error takes as ``got``."""
