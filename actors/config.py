@@ -125,6 +125,16 @@ class RankConfig:
             return output_tokens
         return max(0, min(output_tokens, self.max_model_len_tokens - prompt_tokens))
 
+    def refusal(self, prompt_tokens: int) -> str | None:
+        """Why a rank can never run a prompt, which then ends as "rejected"; None if it can."""
+        limit = self.max_model_len_tokens
+        if limit is not None and prompt_tokens >= limit:
+            return f"the model's context has {limit} tokens, and the answer needs one of them"
+        blocks = -(-prompt_tokens // self.block_size_tokens)
+        if blocks > self.gpu_blocks:
+            return f"its prompt has {blocks} blocks, and the G1 of a rank has {self.gpu_blocks}"
+        return None
+
 
 @attrs.frozen(kw_only=True)
 class PoolConfig:

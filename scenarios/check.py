@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from g2sim.actors.traffic.agentic_mooncake import load_agentic_mooncake
 from g2sim.actors.traffic.applied_compute import load_applied_compute
 from g2sim.actors.traffic.dynamo_requests import load_dynamo_requests
@@ -22,11 +24,19 @@ from g2sim.actors.traffic.weka import load_weka
 from g2sim.bus.errors import ConfigError
 from g2sim.scenarios.schema import TraceFormat, TrafficConfig
 from g2sim.scenarios.suite import load_suite
-from g2sim.scenarios.traffic_source import open_traffic
+from g2sim.scenarios.traffic_source import Traffic, open_traffic, prompts_too_large
 
 
-def check_file(path: Path, *, trace_format: TraceFormat | None = None, block_size_tokens: int = 512) -> str:
-    """Check a file, and say in a few words what it is.
+@attrs.frozen
+class Checked:
+    """What a good file is, in a few words, and remarks on what will happen in its runs."""
+
+    about: str
+    notes: tuple[str, ...] = ()
+
+
+def check_file(path: Path, *, trace_format: TraceFormat | None = None, block_size_tokens: int = 512) -> Checked:
+    """Check a file, and say what it is.
 
     Args:
         trace_format: the file is a trace of this format; None: what it looks like.
@@ -39,30 +49,34 @@ def check_file(path: Path, *, trace_format: TraceFormat | None = None, block_siz
         raise error.located(str(path)) from None
 
 
-def _checked(path: Path, trace_format: TraceFormat | None, block_size_tokens: int) -> str:
+def _checked(path: Path, trace_format: TraceFormat | None, block_size_tokens: int) -> Checked:
     if trace_format is not None:
-        return _trace(path, trace_format, block_size_tokens)
+        return Checked(_trace(path, trace_format, block_size_tokens))
     if path.suffix == ".py":
-        return _script(path)
+        return Checked(_script(path))
     if path.is_dir() or path.suffix == ".jsonl":
-        return _trace(path, None, block_size_tokens)
+        return Checked(_trace(path, None, block_size_tokens))
     if path.suffix == ".json" and isinstance(head := _json(path), dict) and "requests" in head:
-        return _trace(path, None, block_size_tokens)
+        return Checked(_trace(path, None, block_size_tokens))
     return _scenario(path)
 
 
-def _scenario(path: Path) -> str:
+def _scenario(path: Path) -> Checked:
     suite = load_suite(path)
-    opened: list[TrafficConfig] = []
-    for scenario in suite.runs.values():
-        if scenario.traffic not in opened:
-            open_traffic(scenario)
-            opened.append(scenario.traffic)
+    opened: list[tuple[TrafficConfig, Traffic]] = []
+    notes: list[str] = []
+    for variant, scenario in suite.runs.items():
+        traffic = next((traffic for config, traffic in opened if config == scenario.traffic), None)
+        if traffic is None:
+            traffic = open_traffic(scenario)
+            opened.append((scenario.traffic, traffic))
+        name = "" if variant is None else f"variant {variant}: "
+        notes += [f"{name}{note}" for note in prompts_too_large(scenario, traffic)]
     parts = [f"scenario {suite.name}"]
     if None not in suite.runs:
         parts.append(f"{len(suite.runs)} variants")
     parts.append(f"{len(suite.expectations)} expectations")
-    return ", ".join(parts)
+    return Checked(", ".join(parts), tuple(notes))
 
 
 def _trace(path: Path, kind: TraceFormat | None, block_size_tokens: int) -> str:

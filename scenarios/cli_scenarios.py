@@ -38,7 +38,8 @@ def check(files: tuple[Path, ...], block_size: int, trace_format: str | None) ->
 
     FILE is a scenario (YAML or JSON), checked with its variants, expectations and the trace that it names; or a trace
     (.jsonl, a .json file or folder of a Weka corpus): mooncake, agentic_mooncake and weka tell themselves apart, other
-    formats need --format. A Python script is not run: only its syntax is checked.
+    formats need --format. A Python script is not run: only its syntax is checked. Requests whose prompts no worker can
+    hold are noted.
 
     Example: g2sim check scenarios/library/*.yaml
     """
@@ -53,7 +54,10 @@ def check(files: tuple[Path, ...], block_size: int, trace_format: str | None) ->
     bad = 0
     for file in files:
         try:
-            click.echo(f"{file}: ok, {check_file(file, trace_format=kind, block_size_tokens=block_size)}")
+            checked = check_file(file, trace_format=kind, block_size_tokens=block_size)
+            click.echo(f"{file}: ok, {checked.about}")
+            for note in checked.notes:
+                click.echo(f"note: {file}: {note}", err=True)
         except ConfigError as error:
             if len(files) == 1:
                 raise

@@ -347,13 +347,8 @@ class _ExplainFold:
         if event.status != RequestStatus.REJECTED or event.worker is None:
             return ""
         rank = next(pool.rank for pool in self._scenario.deployment.pools if pool.role.value == event.role)
-        tokens, limit = self._explained.arrival.input_tokens, rank.max_model_len_tokens
-        if limit is not None and tokens >= limit:
-            return f": the model's context has {limit} tokens, and the answer needs one of them"
-        blocks = -(-tokens // rank.block_size_tokens)
-        if blocks > rank.gpu_blocks:
-            return f": its prompt has {blocks} blocks, and the G1 of a rank has {rank.gpu_blocks}"
-        return ""
+        refusal = rank.refusal(self._explained.arrival.input_tokens)
+        return "" if refusal is None else f": {refusal}"
 
     # -- what is where
 

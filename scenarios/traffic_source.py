@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from g2sim.actors.config import RankConfig, WorkerRole
+from g2sim.actors.config import PoolConfig, RankConfig, WorkerRole
 from g2sim.actors.traffic.applied_compute import load_applied_compute
 from g2sim.actors.traffic.dynamo_requests import load_dynamo_requests
 from g2sim.actors.traffic.graph import MAX_TIME_MS, AgenticCorpus
 from g2sim.actors.traffic.mooncake import load_mooncake
 from g2sim.actors.traffic.remarks import Remarks
 from g2sim.actors.traffic.request import TrafficDriver
-from g2sim.actors.traffic.sessions import Session, SessionDriver
+from g2sim.actors.traffic.sessions import AnswerTokens, Session, SessionDriver, prompt_lengths
 from g2sim.actors.traffic.synthetic import (
     SessionShape,
     constant_arrivals_ms,
@@ -48,12 +48,14 @@ class Traffic:
         agentic: fields for the report's summary, None outside agentic traffic.
         play_ids: plays in the order in which outcomes are listed.
         notes: remarks on input that was accepted although something is odd.
+        prompt_tokens: how many tokens a request answers -> tokens of every prompt; of plays, as they are in the trace.
     """
 
     driver: TrafficDriver
     agentic: dict[str, Any] | None = None
     play_ids: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    prompt_tokens: Callable[[AnswerTokens], Iterable[int]] = lambda _: ()
 
 
 def open_traffic(scenario: Scenario) -> Traffic:
@@ -64,7 +66,28 @@ def open_traffic(scenario: Scenario) -> Traffic:
         raise ConfigError("traffic.source.type", problem=problem, got="script", hint="g2sim run FILE.py")
     if isinstance(source, TraceSource):
         return _trace(scenario, source)
-    return Traffic(driver=_synthetic(scenario, source))
+    return _synthetic(scenario, source)
+
+
+def prompts_too_large(scenario: Scenario, traffic: Traffic) -> Iterator[str]:
+    """A note for each role at whose workers requests will be rejected because of their prompts, or will fail."""
+    pools = scenario.deployment.pools
+
+    def refusing(tokens: int) -> PoolConfig | None:
+        return next((pool for pool in pools if pool.rank.refusal(tokens) is not None), None)
+
+    def answer_tokens(tokens: int, asked: int) -> int:
+        return 0 if refusing(tokens) is not None else _answering_rank(scenario).answer_tokens(tokens, asked)
+
+    prompts = list(traffic.prompt_tokens(answer_tokens))
+    for pool in pools:
+        refused = [tokens for tokens in prompts if refusing(tokens) is pool]
+        if refused:
+            largest = max(refused)
+            yield (
+                f"{len(refused)} of {len(prompts)} requests can never run on {pool.role} workers; the largest has "
+                f"{largest} prompt tokens: {pool.rank.refusal(largest)}"
+            )
 
 
 def _trace(scenario: Scenario, source: TraceSource) -> Traffic:
@@ -91,8 +114,7 @@ def _trace(scenario: Scenario, source: TraceSource) -> Traffic:
             path, block_size_tokens=block_size_tokens, closed_loop=closed_loop, remarks=remarks
         )
     accumulate = source.format is TraceFormat.MOONCAKE_DELTA
-    driver = _session_driver(scenario, conversations, accumulate=accumulate)
-    return Traffic(driver=driver, notes=remarks.notes())
+    return _session_traffic(scenario, conversations, accumulate=accumulate, notes=remarks.notes())
 
 
 def _dynamo(scenario: Scenario, source: TraceSource, path: Path) -> Traffic:
@@ -108,7 +130,7 @@ def _dynamo(scenario: Scenario, source: TraceSource, path: Path) -> Traffic:
     if isinstance(load, TimestampsLoad) and load.agentic_lanes is not None:
         problem = "does not go with a dynamo trace whose requests have no agent_context"
         raise ConfigError("traffic.load.agentic_lanes", problem=problem, got=load.agentic_lanes, allowed="leave it out")
-    return Traffic(driver=_session_driver(scenario, trace.sessions), notes=remarks.notes())
+    return _session_traffic(scenario, trace.sessions, notes=remarks.notes())
 
 
 def _agentic(scenario: Scenario, trace_format: TraceFormat, corpus: AgenticCorpus) -> Traffic:
@@ -122,19 +144,35 @@ def _agentic(scenario: Scenario, trace_format: TraceFormat, corpus: AgenticCorpu
     if projected:
         models = ", ".join(map(repr, projected))
         notes = (*notes, f"requests recorded with {models} are projected to {scenario.model!r}")
-    return Traffic(driver=driver, agentic=facts, play_ids=play_ids(corpus, driver), notes=notes)
+    return Traffic(
+        driver=driver,
+        agentic=facts,
+        play_ids=play_ids(corpus, driver),
+        notes=notes,
+        prompt_tokens=lambda _: (node.input_tokens for node in corpus.graph.nodes),
+    )
 
 
-def _session_driver(
-    scenario: Scenario, made: Sequence[Session], *, accumulate: bool = False, named: bool | None = None
-) -> SessionDriver:
+def _session_traffic(
+    scenario: Scenario,
+    made: Sequence[Session],
+    *,
+    accumulate: bool = False,
+    named: bool | None = None,
+    notes: tuple[str, ...] = (),
+) -> Traffic:
     load = scenario.traffic.load
-    return SessionDriver(
+    driver = SessionDriver(
         made,
         speedup=load.speedup if isinstance(load, TimestampsLoad) else 1.0,
         concurrency=load.concurrency if isinstance(load, ConcurrencyLoad) else None,
         named=named,
         accumulating=_answering_rank(scenario).answer_tokens if accumulate else None,
+    )
+    return Traffic(
+        driver=driver,
+        notes=notes,
+        prompt_tokens=lambda answer_tokens: prompt_lengths(made, answer_tokens if accumulate else None),
     )
 
 
@@ -143,14 +181,14 @@ def _answering_rank(scenario: Scenario) -> RankConfig:
     return next(pool.rank for pool in scenario.deployment.pools if pool.role is not WorkerRole.PREFILL)
 
 
-def _synthetic(scenario: Scenario, source: SyntheticSource | SyntheticSessionSource) -> SessionDriver:
+def _synthetic(scenario: Scenario, source: SyntheticSource | SyntheticSessionSource) -> Traffic:
     count = scenario.traffic.count or 0
     arrivals_ms = _arrivals_ms(scenario.traffic.load, count)
     if isinstance(source, SyntheticSource):
         made = plain_requests(
             count, input_tokens=source.input_tokens, output_tokens=source.output_tokens, arrivals_ms=arrivals_ms
         )
-        return _session_driver(scenario, made, named=False)
+        return _session_traffic(scenario, made, named=False)
     shape = SessionShape(
         turns=source.turns,
         input_tokens=source.new_input_tokens_per_turn,
@@ -161,7 +199,7 @@ def _synthetic(scenario: Scenario, source: SyntheticSource | SyntheticSessionSou
         prefix_groups=source.prefix_groups,
         group_seed=source.group_seed,
     )
-    return _session_driver(scenario, sessions(count, shape, arrivals_ms), accumulate=source.accumulate, named=True)
+    return _session_traffic(scenario, sessions(count, shape, arrivals_ms), accumulate=source.accumulate, named=True)
 
 
 def _arrivals_ms(load: Load, count: int) -> list[float] | None:

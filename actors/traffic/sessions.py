@@ -9,7 +9,7 @@ Source: workload driver of aisimulate-core 0.13.0; recordings in tests/oracle/sc
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 import attrs
@@ -100,6 +100,21 @@ class Accumulation:
             count = self._answer_tokens(len(said), self._sessions[session_idx].turns[turn_idx].output_tokens)
             answer = self.output_ids(session_idx, turn_idx)
             self._said[session_idx] = np.concatenate((said, answer[:count]))
+
+
+def prompt_lengths(sessions: Iterable[Session], answer_tokens: AnswerTokens | None) -> Iterator[int]:
+    """Tokens of every prompt, session by session, if no request is cut short.
+
+    Args:
+        answer_tokens: as ``SessionDriver`` takes ``accumulating``; 0 for a request that is rejected.
+    """
+    for session in sessions:
+        said = 0
+        for turn in session.turns:
+            tokens = said + turn.prompt.length
+            yield tokens
+            if answer_tokens is not None:
+                said = tokens + answer_tokens(tokens, turn.output_tokens)
 
 
 class SessionDriver:
