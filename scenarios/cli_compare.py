@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,11 +104,16 @@ def _tables(told: Comparison) -> str:
     if told.seeds_differ:
         parts.append("* the interval does not hold 0; without interval: every seed gives the same")
     elif len(told.seeds) > 1:
-        parts.append(
-            f"All {len(told.seeds)} seeds give the same: neither this traffic nor these policies draw anything. "
-            "Traffic that is generated does (scenarios/library/generated-chats.yaml)."
-        )
+        parts.append(same_for_all(told.seeds))
     return "\n\n".join(parts)
+
+
+def same_for_all(seeds: Sequence[int]) -> str:
+    """What is said in place of intervals where no figure depends on the seed."""
+    return (
+        f"All {len(seeds)} seeds give the same: neither this traffic nor these policies draw anything. "
+        "Traffic that is generated does (scenarios/library/generated-chats.yaml)."
+    )
 
 
 def _number(value: float | None) -> str:

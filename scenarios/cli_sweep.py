@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,7 +92,8 @@ def sweep(
 ) -> None:
     """Run the scenario in FILE with every combination of values of some of its fields.
 
-    Prints a row a run. One that fails is a row with its error, and makes the exit code 1.
+    Prints a row a run, and of several seeds the means with 95 % intervals. A run that fails is a row with its error,
+    and makes the exit code 1.
 
     Example: g2sim sweep scenarios/library/agentx-g2-shared.yaml --set router.policy=round_robin,dynamo_kv
     """
@@ -135,7 +136,8 @@ def curve(
 ) -> None:
     """Run the scenario in FILE with several sizes of its caches: what a larger G1 or G2 is worth.
 
-    Prints cache hits by tier and latencies. The scenario must have a host tier.
+    Prints cache hits by tier and latencies; of several seeds the means too, with 95 % intervals. The scenario must have
+    a host tier.
 
     Example: g2sim curve scenarios/library/agentx-g2-shared.yaml --host-blocks 0,64,1k --picture curve.svg
     """
@@ -247,6 +249,8 @@ def _table(found: Sweep) -> str:
 
     from tabulate import tabulate
 
+    from g2sim.scenarios.cli_compare import same_for_all
+    from g2sim.scenarios.compare import LEVEL
     from g2sim.scenarios.sweep import METRICS, cell
 
     metrics = {metric.name: metric for metric in METRICS}
@@ -260,9 +264,25 @@ def _table(found: Sweep) -> str:
     if found.goals is not None:
         heads.append("Pareto")
         rows = [[*row, "*" if mark else ""] for row, mark in zip(rows, found.on_front, strict=True)]
-    heads = ["\n".join(wrap(head, _HEAD_WIDTH, break_long_words=False, break_on_hyphens=False)) for head in heads]
-    right = ["right"] * len(heads)
-    return f"{found.scenario}\n\n{tabulate(rows, headers=heads, colalign=right, disable_numparse=True)}"
+
+    def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+        heads = ["\n".join(wrap(head, _HEAD_WIDTH, break_long_words=False, break_on_hyphens=False)) for head in heads]
+        return tabulate(rows, headers=heads, colalign=["right"] * len(heads), disable_numparse=True)
+
+    parts = [found.scenario, table(heads, rows)]
+    seeds, names = found.seeds, len(found.axes)
+    if len(seeds) > 1 and found.seeds_differ:
+        means = zip(*(found.means(name) for name in shown), strict=True)
+        rows = [
+            [*map(cell, runs[0].labels.values()), *("-" if mean is None else str(mean) for mean in of)]
+            for runs, of in zip(found.combinations, means, strict=True)
+        ]
+        parts.append(f"means of {len(seeds)} seeds from {seeds[0]}, {LEVEL:.0%} interval")
+        parts.append(table([*heads[:names], *heads[names + 1 : names + 1 + len(shown)]], rows))
+        parts.append("without interval: every seed gives the same; -: a run failed, or had nothing to measure")
+    elif len(seeds) > 1:
+        parts.append(same_for_all(seeds))
+    return "\n\n".join(parts)
 
 
 def _figure(values: Any, name: str) -> str:

@@ -241,6 +241,25 @@ def figures(report: Report, audit: PlacementAudit) -> dict[str, float | None]:
 _COLUMNS = ("mean", "median", "p90", "p99")
 
 
+@attrs.frozen
+class Mean:
+    """Mean over seeds, with half the width of its interval (see ``half_width``)."""
+
+    value: float
+    half_width: float | None
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f}" + ("" if self.half_width is None else f" \u00b1 {self.half_width:.3f}")
+
+
+def mean_of(values: Sequence[float | None]) -> Mean | None:
+    """None if there is nothing to measure under one of the seeds."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    return Mean(statistics.fmean(known), half_width(known))
+
+
 def half_width(values: Sequence[float]) -> float | None:
     """Half the width of the Student t interval of a mean; None for fewer than two different values."""
     if len(set(values)) < 2:

@@ -6,12 +6,12 @@ Owns: which fields of a scenario are the sizes, and the picture. Refuses to know
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from g2sim.bus.errors import ConfigError
+from g2sim.scenarios.compare import LEVEL, mean_of
 from g2sim.scenarios.processes import Progress
 from g2sim.scenarios.schema import load_scenario
 from g2sim.scenarios.svg import BLUE, GREEN, GREY, ORANGE, Scale, document, dot, levels, line, text
@@ -65,11 +65,13 @@ def curve(
 def render_curve(found: Sweep) -> str:
     """The text of an SVG file: means of the seeds, a line for each size of G1, at most ``MAX_LINES`` of them.
 
-    Points with a failed run are left out.
+    An upright line through a mean is its interval (``compare.half_width``). Points with a failed run are left out.
     """
     lines = list(found.axes.get(GPU, [None]))
-    seeds = sorted({row.seed for row in found.rows})
-    which = f"{len(seeds)} seeds from {seeds[0]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    seeds = found.seeds
+    which = f"seed {seeds[0]}"
+    if len(seeds) > 1:
+        which = f"means of {len(seeds)} seeds from {seeds[0]}, {LEVEL:.0%} intervals"
     parts = [text(12, 26, f"{found.scenario}: sizes of the caches, {which}", size=16, bold=True)]
     x = 12.0
     for size, colour in zip(lines, _COLOURS, strict=False):
@@ -78,14 +80,14 @@ def render_curve(found: Sweep) -> str:
             x += 170
     panels: tuple[tuple[str, str, Callable[[Row], float | None]], ...] = (
         ("prompt tokens from G1 or G2 [%]", "grey: unlimited cache", _hits),
-        ("prompt tokens from G2 [%]", "", lambda row: _value(row, "g2_share")),
-        ("TTFT mean [ms]", "", lambda row: _value(row, "mean_ttft_ms")),
-        ("TTFT p99 [ms]", "", lambda row: _value(row, "p99_ttft_ms")),
+        ("prompt tokens from G2 [%]", "", lambda row: row.value("g2_share")),
+        ("TTFT mean [ms]", "", lambda row: row.value("mean_ttft_ms")),
+        ("TTFT p99 [ms]", "", lambda row: row.value("p99_ttft_ms")),
     )
     for place, (title, note, figure) in enumerate(panels):
         corner = (place % 2 * _PANEL, _HEAD + place // 2 * _HEIGHT)
-        bound = _mean(found.rows, lambda row: _value(row, "hit_rate_unlimited")) if note else None
-        parts += _panel(found, lines, corner, title, note, figure, bound)
+        bound = mean_of([row.value("hit_rate_unlimited") for row in found.rows]) if note else None
+        parts += _panel(found, lines, corner, title, note, figure, None if bound is None else bound.value)
     return document(_WIDTH, _HEAD + 2 * _HEIGHT, parts)
 
 
@@ -103,11 +105,12 @@ def _panel(
     width, height = _PANEL - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
     sizes = found.axes[HOST]
     drawn = [
-        [_mean([row for row in found.rows if row.labels[HOST] == size and row.labels.get(GPU) == gpu], figure)
+        [mean_of([figure(row) for row in found.rows if row.labels[HOST] == size and row.labels.get(GPU) == gpu])
          for size in sizes]
         for gpu in lines
     ]  # fmt: skip
-    highest = max([bound or 0.0, *(value for values in drawn for value in values if value is not None)])
+    ends = [mean.value + (mean.half_width or 0.0) for means in drawn for mean in means if mean is not None]
+    highest = max([bound or 0.0, *ends])
     scale = Scale.over(0.0, highest)
 
     def at_x(idx: int) -> float:
@@ -127,26 +130,19 @@ def _panel(
     )
     if bound is not None:
         parts.append(line(left, at_y(bound), left + width, at_y(bound), GREY, width=2.5, dashed=True))
-    for gpu, values, colour in zip(lines, drawn, _COLOURS, strict=False):
-        spots = [(idx, value) for idx, value in enumerate(values) if value is not None]
-        for (idx, value), (other, end) in itertools.pairwise(spots):
-            parts.append(line(at_x(idx), at_y(value), at_x(other), at_y(end), colour, width=2.5))
-        for idx, value in spots:
-            what = f"{value:.3f} with {sizes[idx]} blocks" + ("" if gpu is None else f", G1 {gpu} blocks")
-            parts.append(dot(at_x(idx), at_y(value), colour, what))
+    for gpu, means, colour in zip(lines, drawn, _COLOURS, strict=False):
+        spots = [(idx, mean) for idx, mean in enumerate(means) if mean is not None]
+        for (idx, mean), (other, end) in itertools.pairwise(spots):
+            parts.append(line(at_x(idx), at_y(mean.value), at_x(other), at_y(end.value), colour, width=2.5))
+        for idx, mean in spots:
+            if mean.half_width is not None:
+                low, high = max(0.0, mean.value - mean.half_width), mean.value + mean.half_width
+                parts.append(line(at_x(idx), at_y(low), at_x(idx), at_y(high), colour, width=1.5))
+            what = f"{mean} with {sizes[idx]} blocks" + ("" if gpu is None else f", G1 {gpu} blocks")
+            parts.append(dot(at_x(idx), at_y(mean.value), colour, what))
     return parts
 
 
-def _mean(rows: Sequence[Row], figure: Callable[[Row], float | None]) -> float | None:
-    """None if there is nothing to measure at one of the rows."""
-    values = [value for row in rows if (value := figure(row)) is not None]
-    return statistics.fmean(values) if values and len(values) == len(rows) else None
-
-
-def _value(row: Row, metric: str) -> float | None:
-    return None if row.values is None else row.values[metric]
-
-
 def _hits(row: Row) -> float | None:
-    g1, g2 = _value(row, "g1_share"), _value(row, "g2_share")
+    g1, g2 = row.value("g1_share"), row.value("g2_share")
     return None if g1 is None or g2 is None else g1 + g2

@@ -6,7 +6,6 @@ Owns: which way a figure is better, the front, and the picture. Refuses to know:
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ import attrs
 from g2sim.bus.errors import ConfigError, close_to
 from g2sim.scenarios.compare import Metric
 from g2sim.scenarios.svg import FAINT, GREY, INK, ORANGE, Scale, document, dot, levels, line, text, tick_text
-from g2sim.scenarios.sweep import METRICS, Row, Sweep, cell
+from g2sim.scenarios.sweep import METRICS, Sweep, cell
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1080, 560, 72, 36, 66, 60
 _LISTED = 12
@@ -64,7 +63,10 @@ def spots(found: Sweep, goals: tuple[Metric, Metric]) -> list[Spot | None]:
     On the front is what no other one equals in one figure and beats in the other, or beats in both; equal ones are
     on it together.
     """
-    means = [_means(rows, goals) for rows in _combinations(found)]
+    means = [
+        None if x is None or y is None else (x.value, y.value)
+        for x, y in zip(*(found.means(goal.name) for goal in goals), strict=True)
+    ]
     signs = [-1.0 if goal.better == "higher" else 1.0 for goal in goals]
     front = set[tuple[float, float]]()
     least = float("inf")
@@ -75,7 +77,7 @@ def spots(found: Sweep, goals: tuple[Metric, Metric]) -> list[Spot | None]:
             front.add(pair)
     return [
         None if pair is None else Spot(rows[0].labels, pair, pair in front)
-        for rows, pair in zip(_combinations(found), means, strict=True)
+        for rows, pair in zip(found.combinations, means, strict=True)
     ]
 
 
@@ -83,27 +85,10 @@ def marked(found: Sweep, goals: tuple[Metric, Metric]) -> Sweep:
     """The sweep with a verdict for each row: whether its combination is on the front, None if it has no figures."""
     marks = [
         None if spot is None else spot.on_front
-        for spot, rows in zip(spots(found, goals), _combinations(found), strict=True)
+        for spot, rows in zip(spots(found, goals), found.combinations, strict=True)
         for _ in rows
     ]
     return attrs.evolve(found, goals=goals, on_front=tuple(marks))
-
-
-def _combinations(found: Sweep) -> list[tuple[Row, ...]]:
-    """The rows of each combination of values: one a seed, next to each other."""
-    seeds = len({row.seed for row in found.rows})
-    return [found.rows[start : start + seeds] for start in range(0, len(found.rows), seeds)]
-
-
-def _means(rows: tuple[Row, ...], goals: tuple[Metric, Metric]) -> tuple[float, float] | None:
-    means = []
-    for goal in goals:
-        values = [None if row.values is None else row.values[goal.name] for row in rows]
-        known = [value for value in values if value is not None]
-        if len(known) < len(values):
-            return None
-        means.append(statistics.fmean(known))
-    return means[0], means[1]
 
 
 def render_front(found: Sweep) -> str:
@@ -118,7 +103,7 @@ def render_front(found: Sweep) -> str:
     def at(x: float, y: float) -> tuple[float, float]:
         return _LEFT + scales[0].part(x) * width, _TOP + (1 - scales[1].part(y)) * height
 
-    seeds = sorted({row.seed for row in found.rows})
+    seeds = found.seeds
     which = f"means of {len(seeds)} seeds from {seeds[0]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     parts = [
         text(12, 26, f"{found.scenario}: Pareto front, {which}", size=16, bold=True),

@@ -22,8 +22,8 @@ from typing import Any, Protocol, TextIO, TypeVar
 import attrs
 
 from g2sim.bus.errors import ConfigError, SimError
+from g2sim.scenarios.compare import LEVEL, Mean, Metric, audited_run, mean_of, seeded
 from g2sim.scenarios.compare import METRICS as COMPARED
-from g2sim.scenarios.compare import Metric, audited_run, seeded
 from g2sim.scenarios.output_file import new_text_file
 from g2sim.scenarios.processes import Processes, Progress
 from g2sim.scenarios.run import program_version
@@ -120,6 +120,10 @@ class Row:
     values: Mapping[str, float | None] | None
     error: str | None = None
 
+    def value(self, metric: str) -> float | None:
+        """None also if the point failed."""
+        return None if self.values is None else self.values[metric]
+
 
 @attrs.frozen(kw_only=True)
 class Sweep:
@@ -144,6 +148,25 @@ class Sweep:
         return [row for row in self.rows if row.values is None]
 
     @property
+    def seeds(self) -> list[int]:
+        return sorted({row.seed for row in self.rows})
+
+    @property
+    def combinations(self) -> list[tuple[Row, ...]]:
+        """The rows of each combination of values: one a seed, next to each other."""
+        seeds = len(self.seeds)
+        return [self.rows[start : start + seeds] for start in range(0, len(self.rows), seeds)]
+
+    def means(self, metric: str) -> list[Mean | None]:
+        """For each combination, None if a run of it failed or had nothing to measure."""
+        return [mean_of([row.value(metric) for row in rows]) for rows in self.combinations]
+
+    @property
+    def seeds_differ(self) -> bool:
+        """Whether a figure of some combination depends on the seed."""
+        return any(row.values != rows[0].values for rows in self.combinations for row in rows)
+
+    @property
     def short_columns(self) -> list[str]:
         """The columns by the last keys of their paths, as long as these differ."""
         short = [column.rpartition(".")[2] for column in self.axes]
@@ -152,7 +175,7 @@ class Sweep:
     def plain(self) -> dict[str, Any]:
         """As plain JSON values; does not depend on which rows were kept from an earlier sweep."""
         rows = [attrs.asdict(row) for row in self.rows]
-        plain = {
+        plain: dict[str, Any] = {
             "schema": SCHEMA,
             "program": "g2sim",
             "version": program_version(),
@@ -161,6 +184,18 @@ class Sweep:
             "metrics": {metric.name: attrs.asdict(metric) for metric in METRICS},
             "rows": rows,
         }
+        if len(self.seeds) > 1:
+            means = {metric.name: self.means(metric.name) for metric in METRICS}
+            plain["confidence_level"] = LEVEL
+            plain["points"] = [
+                {
+                    "labels": dict(runs[0].labels),
+                    "means": {
+                        name: None if (mean := of[k]) is None else attrs.asdict(mean) for name, of in means.items()
+                    },
+                }
+                for k, runs in enumerate(self.combinations)
+            ]
         if self.goals is not None:
             plain["pareto"] = {goal.name: goal.better for goal in self.goals}
             for row, mark in zip(rows, self.on_front, strict=True):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -108,6 +110,35 @@ def test_the_sizes_of_both_roles_change_together(tmp_path: Path) -> None:
     assert [dict(row.labels) for row in told.rows] == [{GPU: 32, HOST: 0}, {GPU: 32, HOST: 8}]
 
 
+def test_several_seeds_give_means_with_the_interval_of_student(tmp_path: Path) -> None:
+    """Of three values; the quantile is that of printed tables."""
+    path = tmp_path / "s.yaml"
+    path.write_text(yaml.safe_dump(values(poisson=True)))
+    arguments = ("curve", path, "--host-blocks", "0,8", "--seeds", 3, "--quiet")
+    told = json.loads(run_cli(tmp_path, *arguments, "--json").stdout)
+    table = run_cli(tmp_path, *arguments, "--picture", "a.svg", hash_seed=5).stdout
+    assert told["confidence_level"] == 0.95
+    assert "means of 3 seeds from " in table
+    spots = [circle[0].text for circle in ElementTree.parse(tmp_path / "a.svg").iter(f"{SVG}circle")]
+    for size, point in zip((0, 8), told["points"], strict=True):
+        assert point["labels"] == {HOST: size}
+        for name in ("mean_ttft_ms", "p99_ttft_ms", "output_throughput_tok_s"):
+            found = [row["values"][name] for row in told["rows"] if row["labels"] == point["labels"]]
+            assert len(set(found)) == 3
+            mean = sum(found) / 3
+            half = 4.30265 * math.sqrt(sum((value - mean) ** 2 for value in found) / 2) / math.sqrt(3)
+            assert point["means"][name] == pytest.approx({"value": mean, "half_width": half}, rel=1e-5)
+            shown = f"{point['means'][name]['value']:.3f} \u00b1 {point['means'][name]['half_width']:.3f}"
+            assert shown in table
+            assert name == "output_throughput_tok_s" or f"{shown} with {size} blocks" in spots
+
+
+def test_seeds_that_change_nothing_give_no_interval(scenario: Path) -> None:
+    done = run_cli(scenario.parent, "curve", "s.yaml", "--host-blocks", "8", "--seeds", 2, "--quiet")
+    assert "All 2 seeds give the same: " in done.stdout
+    assert "\u00b1" not in done.stdout
+
+
 def test_a_failed_run_leaves_a_hole_in_the_picture_and_seeds_are_averaged() -> None:
     def row(host: int, seed: int, share: float | None) -> Row:
         found = None
@@ -119,8 +150,8 @@ def test_a_failed_run_leaves_a_hole_in_the_picture_and_seeds_are_averaged() -> N
     picture = ElementTree.fromstring(render_curve(Sweep(scenario="a<b", axes={HOST: [0, 8, 16]}, rows=rows)))
     told = [circle[0].text for circle in picture.iter(f"{SVG}circle")]
     assert told == [
-        *("30.000 with 0 blocks", "70.000 with 16 blocks"),
-        *(("15.000 with 0 blocks", "35.000 with 16 blocks") * 3),
+        *("30.000 \u00b1 127.062 with 0 blocks", "70.000 \u00b1 127.062 with 16 blocks"),
+        *(("15.000 \u00b1 63.531 with 0 blocks", "35.000 \u00b1 63.531 with 16 blocks") * 3),
     ]
 
 
