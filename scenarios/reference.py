@@ -112,6 +112,10 @@ def render_report() -> str:
         "Definitions of `membership` in `report.json`": membership.DEFINITIONS,
         "Definitions of `routers` in `report.json`": router_replicas.DEFINITIONS,
         "Definitions of `g2sim compare`": compare.DEFINITIONS,
+        "Words of the tables that `g2sim run` and `g2sim report` print": {
+            **_words("workers[]", report.RANK_COLUMNS),
+            **_words("g2_pools[]", report.POOL_COLUMNS),
+        },
         "Fields of `report.json`": report_meanings.REPORT,
         "Fields of a line of `requests.jsonl`": report_meanings.REQUEST,
     }
@@ -119,6 +123,12 @@ def render_report() -> str:
         rows = [(f"`{name}`", text) for name, text in definitions.items()]
         parts.append(f"## {title}\n\n{_table(('figure', 'meaning'), rows)}")
     return "\n".join(parts)
+
+
+def _words(entry: str, columns: Mapping[str, str]) -> dict[str, str]:
+    """Heading of a printed table -> what its field means, and which it is."""
+    fields = {heading.partition("\n")[0]: f"{entry}.{name}" for name, heading in columns.items()}
+    return {heading: f"{report_meanings.REPORT[field]} (`{field}`)" for heading, field in fields.items()}
 
 
 _TAG_MEANING = "which of these it is"

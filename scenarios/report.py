@@ -98,6 +98,20 @@ DEFINITIONS = {
     "first_admission_prefix_cache_reused_ratio": "reuse at first admissions / input tokens, one ratio of two sums",
 }
 
+RANK_COLUMNS = {
+    "requests": "requests",
+    "prompt_tokens_asked": "asked\n[tokens]",
+    "prompt_tokens_from_g1": "from G1\n[tokens]",
+    "prompt_tokens_from_g2": "from G2\n[tokens]",
+    "prompt_tokens_computed": "computed\n[tokens]",
+    "readmission_reused_tokens": "readmitted\n[tokens]",
+    "passes": "passes",
+}
+"""Field of ``workers`` -> heading in the printed report."""
+
+POOL_COLUMNS = {f"{name}_blocks": name for name in ("capacity", "resident", "used", "stored", "evicted", "loaded")}
+"""Field of ``g2_pools`` -> heading in the printed report."""
+
 _PREFILL_ROLE = WorkerRole.PREFILL.value
 _DEFINED_ENDS = tuple(status.value for status in RequestStatus)
 
@@ -761,15 +775,7 @@ def render_table(report: Report) -> str:
 
 
 def _rank_table(report: Report) -> str:
-    names = {
-        "requests": "requests",
-        "prompt_tokens_asked": "asked\n[tokens]",
-        "prompt_tokens_from_g1": "from G1\n[tokens]",
-        "prompt_tokens_from_g2": "from G2\n[tokens]",
-        "prompt_tokens_computed": "computed\n[tokens]",
-        "readmission_reused_tokens": "readmitted\n[tokens]",
-        "passes": "passes",
-    }
+    names = RANK_COLUMNS
     rows = [
         [f"{rank['pool']}-{rank['worker']}/{rank['dp_rank']}", *(rank[name] for name in names)]
         for rank in report["workers"]
@@ -795,9 +801,8 @@ def _latency_table(report: Report) -> str:
 
 
 def _pool_table(report: Report) -> str:
-    names = ("capacity_blocks", "resident_blocks", "used_blocks", "stored_blocks", "evicted_blocks", "loaded_blocks")
-    rows = [[pool["pool"], *(pool[name] for name in names)] for pool in report["g2_pools"]]
-    return tabulate(rows, headers=["G2 pool [blocks]", *(name.removesuffix("_blocks") for name in names)])
+    rows = [[pool["pool"], *(pool[name] for name in POOL_COLUMNS)] for pool in report["g2_pools"]]
+    return tabulate(rows, headers=["G2 pool [blocks]", *POOL_COLUMNS.values()])
 
 
 def _ratio(part: int, whole: int) -> float:
