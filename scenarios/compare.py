@@ -5,6 +5,7 @@ Owns: which figures are compared and what the differences mean. Refuses to know:
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -267,6 +268,7 @@ def half_width(values: Sequence[float]) -> float | None:
     return t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
+@functools.cache
 def t_quantile(freedom: int) -> float:
     """Quantile (1 + LEVEL) / 2 of Student's t distribution with ``freedom`` degrees of freedom, to 1e-9.
 
