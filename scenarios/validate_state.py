@@ -282,7 +282,7 @@ class RankState:
         self._steps.append(step)
         if len(self._steps) + len(self._held) > WINDOW:
             self._emit(self._steps.popleft())
-            oldest = self._steps[0].delivery.number
+            oldest = (self._steps[0].delivery if self._steps else self._held[-1]).number
             older = sum(1 for _ in takewhile(lambda gap: gap[1] < oldest, self.missing))
             if older:
                 self._give_up(older, f"no longer waited for after {WINDOW} later ones")

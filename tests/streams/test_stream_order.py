@@ -115,6 +115,15 @@ def test_a_gap_older_than_the_window_is_given_up(monkeypatch: pytest.MonkeyPatch
     assert 3 not in state.resident(DEVICE)
 
 
+def test_a_late_event_behind_which_a_whole_window_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validate_state, "WINDOW", SHORT_WINDOW)
+    lines = [line(number, hashes=[number]) for number in (0, *range(3, 3 + SHORT_WINDOW))]
+    validator = fed([*lines, line(1, hashes=[1])])
+    (verdict,) = validator.finish()
+    assert verdict.reason == "id 2 missing"
+    assert validator.state("w0").resident(DEVICE) == {0, 1, *range(3, 3 + SHORT_WINDOW)}
+
+
 def test_a_clear_of_all_tiers_makes_the_state_exact_again() -> None:
     validator = fed([line(0, hashes=[1]), line(2, hashes=[2]), line(3, "Cleared", tier=None), line(4, hashes=[3])])
     (verdict,) = validator.finish()
