@@ -40,7 +40,7 @@ from g2sim.bus.errors import shorten
 from g2sim.scenarios.validate_dynamo import DynamoView, Known
 from g2sim.scenarios.validate_pools import PoolAudit, RankId
 from g2sim.scenarios.validate_rules import BY_CODE, DOUBTS, UNREAD, Finding, Findings, Severity, choose
-from g2sim.scenarios.validate_state import Change, Delivery, Place, RankState, describe, show
+from g2sim.scenarios.validate_state import Change, Delivery, Place, Placed, RankState, describe, show
 
 REPORT_SCHEMA: Final = 1
 IDENTITY_MEMORY: Final = 200_000
@@ -340,16 +340,16 @@ class Validator:
         rank.tail_confirmed = False
         rank.state.receive(Delivery(batch.number, placed, where, batch.replayed), anew=batch.anew)
 
-    def _placed(
-        self, where: Place, key: tuple[str | int, int], rank: _Rank, event: StreamEvent
-    ) -> tuple[tuple[StreamEvent, str | None], ...]:
-        """The event with its tier, or nothing if it is set aside. Its id counts in either case."""
+    def _placed(self, where: Place, key: tuple[str | int, int], rank: _Rank, event: StreamEvent) -> tuple[Placed, ...]:
+        """The event with its tier and keys, or nothing if it is set aside. Its id counts in either case."""
         kind, engine = event.kind, event.engine
         tier = self._table.get(event.medium)
         remote = engine is not None and engine.locality is not None and engine.locality != "LOCAL"
         if tier not in MODELLED_TIERS or kind not in (STORED, REMOVED) or event.group_idx or remote:
             return self._cleared_or_aside(where, key, event, tier)
         self.tiers[tier] += 1
+        parent = event.parent
+        hashes, above = hash_keys(event.hashes), None if parent is None else hash_key(parent)
         if not rank.kinds.issuperset(map(type, event.hashes)):
             rank.kinds.update(map(type, event.hashes))
             if len(rank.kinds) > 1:
@@ -362,12 +362,12 @@ class Validator:
                 if self._chain_checked:
                     self._check_chain(where, key, event)
             elif self._hashes_checked and (engine is not None or event.tokens_hashes):
-                self._check_content(where, key, event)
-        return ((event, tier),)
+                self._check_content(where, key, event, hashes, above)
+        return ((event, tier, hashes, above),)
 
     def _cleared_or_aside(
         self, where: Place, key: tuple[str | int, int], event: StreamEvent, tier: str | None
-    ) -> tuple[tuple[StreamEvent, str | None], ...]:
+    ) -> tuple[Placed, ...]:
         """A clear with its tier, None for all; or nothing, because the event is set aside."""
         kind, medium, engine = event.kind, event.medium, event.engine
         if kind == OTHER:
@@ -389,7 +389,7 @@ class Validator:
             return ()
         if kind == CLEARED:
             self.tiers["cleared"] += 1
-            return ((event, tier),)
+            return ((event, tier, (), None),)
         what = f"group {event.group_idx}" if event.group_idx else f"locality {engine.locality if engine else ''}"
         self.tiers[f"set aside: {what}"] += 1
         self._say("KV203", where, key, event, f"{what}; set aside")
@@ -472,13 +472,8 @@ class Validator:
         rank = self._ranks.get(key)
         if rank is None or rank.left:
             rank = self._rank(where, key, None)
-        runs: list[StreamEvent] = []
-        tiers: list[str] = []
-        for run in item.runs:
-            for event, tier in self._placed(where, key, rank, run):
-                runs.append(event)
-                tiers.append(tier or DEVICE)
-        rank.state.restore(runs, tiers, item.last_event_id, where)
+        runs = [placed for run in item.runs for placed in self._placed(where, key, rank, run)]
+        rank.state.restore(runs, item.last_event_id, where)
         if self.dynamo is not None:
             self.dynamo.restore(where, key, item.runs, item.last_event_id, self._source.form)
 
@@ -493,7 +488,14 @@ class Validator:
                 return
             above = hash_
 
-    def _check_content(self, where: Place, key: tuple[str | int, int], event: StreamEvent) -> None:
+    def _check_content(
+        self,
+        where: Place,
+        key: tuple[str | int, int],
+        event: StreamEvent,
+        hashes: tuple[Hash, ...],
+        above: Hash | None,
+    ) -> None:
         """A hash stands for one content behind one parent, and the other way round."""
         engine = event.engine
         contents: Sequence[Any] = event.tokens_hashes
@@ -516,12 +518,12 @@ class Validator:
             if engine.extra_keys:
                 extra = engine.extra_keys
                 contents = [(own, extra[idx] if idx < len(extra) else None) for idx, own in enumerate(contents)]
+        if not contents:
+            return
         known, names = self._contents, self._names
         if len(known) > IDENTITY_MEMORY:
             known.clear()
             names.clear()
-        hashes = hash_keys(event.hashes)
-        above = None if event.parent is None else hash_key(event.parent)
         linked = event.parent is not None or event.root
         # Nearly every run agrees with what is known. That is seen without a loop; setdefault can be asked twice.
         agree = all(map(eq, map(known.setdefault, hashes, contents), contents))

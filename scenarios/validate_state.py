@@ -27,7 +27,6 @@ from g2sim.actors.kv.wire import (
     Hash,
     StreamEvent,
     hash_key,
-    hash_keys,
 )
 from g2sim.bus.errors import shorten
 from g2sim.scenarios.validate_rules import Severity
@@ -46,6 +45,9 @@ Entry = tuple[int | None, Hash | None, int, int]
 """Position in blocks, parent while there is no position, copies on the device, copies on the host. Replaced, never
 changed, so that equal ones can be shared."""
 
+Placed = tuple[StreamEvent, str | None, tuple[Hash, ...], Hash | None]
+"""An event, its tier (None for all), and the keys (``hash_keys``) of its blocks and of its parent."""
+
 Report = Callable[[str, Place, StreamEvent | None, str, Severity | None], None]
 """Takes code, place, event, problem, and a severity when it is not the rule's own."""
 
@@ -56,10 +58,10 @@ Undo = list[tuple[dict[Any, Any], Any, Any]]
 
 
 class Delivery(msgspec.Struct, gc=False):
-    """Events that share one id: one event, or the batch of a vLLM publisher. ``tiers``: tier of each, None for all."""
+    """Events that share one id: one event, or the batch of a vLLM publisher."""
 
     number: int
-    events: tuple[tuple[StreamEvent, str | None], ...]
+    events: tuple[Placed, ...]
     place: Place
     replayed: bool = False
 
@@ -116,7 +118,7 @@ class RankState:
         self._strict = strict
         self._capacities = capacities
         self._over: set[str] = set()  # tiers found over their capacity, until they are below it again
-        self._waiting: dict[Hash, tuple[Hash, ...]] = {}
+        self._waiting: dict[Hash, Hash | tuple[Hash, ...]] = {}  # a child alone is there without a tuple
         self._unplaced = 0
         self._steps: deque[_Step] = deque()
         self._held: list[Delivery] = []  # taken back, in falling order of number
@@ -238,7 +240,7 @@ class RankState:
         self._give_up(len(self.missing), "")
         self._confirm()
 
-    def restore(self, runs: Sequence[StreamEvent], tiers: Sequence[str], last_number: int, place: Place) -> None:
+    def restore(self, runs: Iterable[Placed], last_number: int, place: Place) -> None:
         """Replace the state by a snapshot that ends with ``last_number``."""
         if self.next_number is not None and last_number < self.next_number - 1:
             problem = f"the snapshot ends with {last_number}, events up to {self.next_number - 1} were applied"
@@ -250,10 +252,10 @@ class RankState:
         self._renew()
         self._moot.clear()
         self.recoveries += 1
-        for run, tier in zip(runs, tiers, strict=True):
-            if run.parent is not None and hash_key(run.parent) not in self.blocks:
+        for run, tier, hashes, parent in runs:
+            if run.parent is not None and parent not in self.blocks:
                 self._report("KV621", place, run, f"parent {show(run.parent)} comes later or not at all", None)
-            self._stored(run, tier, place, None, quiet=True)
+            self._stored(run, tier or DEVICE, hashes, parent, place, None, quiet=True)
         self._covered_to = last_number
         self.next_number = last_number + 1
         self._recent.clear()
@@ -352,7 +354,7 @@ class RankState:
 
     def _repeats_last(self, delivery: Delivery) -> bool:
         """Whether a delivery is the last live one again, with its time."""
-        times = [event.ts_ms for event, _ in delivery.events]
+        times = [event.ts_ms for event, *_ in delivery.events]
         same = delivery.number == self._last_live and (not times or times[-1] == self._last_ms)
         return same and (delivery.number, _contents(delivery)) in self._recent
 
@@ -423,22 +425,31 @@ class RankState:
         place = delivery.place
         if not self.changes:
             self._mark(place)
-        for event, tier in delivery.events:
+        for event, tier, hashes, parent in delivery.events:
             self.events += 1
-            if event.ts_ms is not None and not delivery.replayed:
-                if self._last_ms is not None and event.ts_ms < self._last_ms and undo is None:
-                    self._find("KV108", place, event, f"{event.ts_ms!r} ms follows {self._last_ms!r} ms")
-                self._last_ms = event.ts_ms
-            if event.kind == STORED:
-                self._stored(event, tier or DEVICE, place, undo)
-            elif event.kind == REMOVED:
-                self._removed(event, tier or DEVICE, place, undo)
-            elif event.kind == CLEARED:
+            kind, ts_ms = event.kind, event.ts_ms
+            if ts_ms is not None and not delivery.replayed:
+                last_ms, self._last_ms = self._last_ms, ts_ms
+                if last_ms is not None and ts_ms < last_ms and undo is None:
+                    self._find("KV108", place, event, f"{ts_ms!r} ms follows {last_ms!r} ms")
+            if kind == STORED:
+                self._stored(event, tier or DEVICE, hashes, parent, place, undo)
+            elif kind == REMOVED:
+                self._removed(event, tier or DEVICE, hashes, place, undo)
+            elif kind == CLEARED:
                 self._cleared(event, tier, place, undo, delivery.number)
 
-    def _stored(self, event: StreamEvent, tier: str, place: Place, undo: Undo | None, *, quiet: bool = False) -> None:
-        hashes = hash_keys(event.hashes)
-        parent = event.parent if event.parent is None else hash_key(event.parent)
+    def _stored(
+        self,
+        event: StreamEvent,
+        tier: str,
+        hashes: tuple[Hash, ...],
+        parent: Hash | None,
+        place: Place,
+        undo: Undo | None,
+        *,
+        quiet: bool = False,
+    ) -> None:
         distinct = set(hashes)
         if parent in distinct or len(distinct) != len(hashes):
             what = "names one of its blocks as parent" if parent in hashes else "lists a block twice"
@@ -467,7 +478,7 @@ class RankState:
             elif position and self._refuse("KV401", place, event, f"a run without a parent cannot be at {position}"):
                 return
         elif position is None:
-            if not quiet and not all(hash_ in blocks for hash_ in hashes):
+            if not quiet and not blocks.keys() >= distinct:
                 self._find("KV405", place, event, "neither parent nor position; held as unplaced")
         elif position:
             self._find("KV406", place, event, f"no parent, yet at position {position}; the position is believed")
@@ -482,13 +493,13 @@ class RankState:
         if undo is None and blocks.keys().isdisjoint(distinct) and waiting.keys().isdisjoint(distinct):
             # All are new, and nothing waits for one of them: what the other branch does, without a look at each.
             if position is not None:
-                blocks.update(zip(hashes, _placed(position, len(hashes), device), strict=True))
+                blocks.update(zip(hashes, _entries(position, len(hashes), device), strict=True))
             elif hashes:
-                counts = (1, 0) if device else (0, 1)
                 parents = (parent, *hashes[:-1])
-                blocks.update([(own, (None, above, *counts)) for own, above in zip(hashes, parents, strict=True)])
+                entries = zip(repeat(None), parents, repeat(int(device)), repeat(int(not device)), strict=False)
+                blocks.update(zip(hashes, entries, strict=True))
                 self._unplaced += len(hashes)
-                waiting.update((above, (own,)) for above, own in pairwise(hashes))
+                waiting.update(pairwise(hashes))
                 if parent is not None:
                     self._wait(parent, hashes[0], None)
             added = len(hashes)
@@ -591,45 +602,17 @@ class RankState:
         if self._step is None:
             self._mark(place)
 
-    def _removed(self, event: StreamEvent, tier: str, place: Place, undo: Undo | None) -> None:
-        hashes = hash_keys(event.hashes)
-        if undo is None and self._dropped(hashes, tier == DEVICE):
-            gone = len(hashes)
-            absent: list[Hash] = []
-        else:
-            gone, absent = self._removed_one_by_one(hashes, 2 if tier == DEVICE else 3, undo)
-        self.copies[tier] -= gone
-        if absent:
-            severity = None if self.exact else Severity.NOTE
-            names = ", ".join(map(show, absent[:5])) + (", ..." if len(absent) > 5 else "")
-            for _ in absent[:-1]:  # one finding a block in the count, one text for all
-                self._find("KV302", place, event, f"not resident on {tier}: {names}", severity)
-            self._find("KV302", place, event, f"not resident on {tier}: {names}", severity)
-        if self._over and self.copies[tier] <= self._capacities.get(tier, 0):
-            self._over.discard(tier)
-
-    def _dropped(self, hashes: tuple[Hash, ...], device: bool) -> bool:
-        """Remove blocks, provided that all have a place and no other copy. Whether that was so; otherwise all stay."""
+    def _removed(
+        self, event: StreamEvent, tier: str, hashes: tuple[Hash, ...], place: Place, undo: Undo | None
+    ) -> None:
         blocks = self.blocks
-        olds = list(map(blocks.pop, hashes, repeat(None)))
-        counts = (1, 0) if device else (0, 1)
-        for old in olds:
-            if old is None or old[0] is None or old[2:] != counts:
-                blocks.update([(hash_, old) for hash_, old in zip(hashes, olds, strict=True) if old is not None])
-                return False
-        return True
-
-    def _removed_one_by_one(self, hashes: tuple[Hash, ...], at: int, undo: Undo | None) -> tuple[int, list[Hash]]:
-        """Remove a copy of each block from the tier at ``at`` in entries. Returns how many, and which are not there."""
-        blocks = self.blocks
-        gone = 0
+        at = 2 if tier == DEVICE else 3
         absent: list[Hash] = []
         for hash_ in hashes:
             old = blocks.get(hash_)
             if old is None or not old[at]:
                 absent.append(hash_)
                 continue
-            gone += 1
             if undo is not None:
                 undo.append((blocks, hash_, old))
             position, parent, on_device, on_host = old
@@ -641,7 +624,14 @@ class RankState:
                 self._unplaced -= 1
                 if parent is not None:
                     self._unwait(parent, hash_, undo)
-        return gone, absent
+        self.copies[tier] -= len(hashes) - len(absent)
+        if absent:
+            severity = None if self.exact else Severity.NOTE
+            names = ", ".join(map(show, absent[:5])) + (", ..." if len(absent) > 5 else "")
+            for _ in absent:  # one finding a block in the count, one text for all
+                self._find("KV302", place, event, f"not resident on {tier}: {names}", severity)
+        if self._over and self.copies[tier] <= self._capacities.get(tier, 0):
+            self._over.discard(tier)
 
     def _cleared(self, event: StreamEvent, tier: str | None, place: Place, undo: Undo | None, number: int) -> None:
         if tier is None:
@@ -684,17 +674,20 @@ class RankState:
         old = self._waiting.get(parent)
         if undo is not None:
             undo.append((self._waiting, parent, old))
-        self._waiting[parent] = (child,) if old is None else (*old, child)
+        self._waiting[parent] = child if old is None else (*_children(old), child)
 
     def _unwait(self, parent: Hash, child: Hash, undo: Undo | None) -> None:
         old = self._waiting.get(parent)
-        if old is None or child not in old:
+        if old == child:
+            left: tuple[Hash, ...] = ()
+        elif type(old) is tuple and child in old:
+            left = tuple([item for item in old if item != child])
+        else:
             return
         if undo is not None:
             undo.append((self._waiting, parent, old))
-        left = tuple(item for item in old if item != child)
         if left:
-            self._waiting[parent] = left
+            self._waiting[parent] = left if len(left) > 1 else left[0]
         else:
             del self._waiting[parent]
 
@@ -708,7 +701,7 @@ class RankState:
                 continue
             if undo is not None:
                 undo.append((self._waiting, parent, children))
-            for child in children:
+            for child in _children(children):
                 old = self.blocks[child]
                 if undo is not None:
                     undo.append((self.blocks, child, old))
@@ -717,11 +710,15 @@ class RankState:
                 todo.append((child, at + 1))
 
 
+def _children(waiting: Hash | tuple[Hash, ...]) -> tuple[Hash, ...]:
+    return waiting if isinstance(waiting, tuple) else (waiting,)
+
+
 _SHARED: Final[tuple[list[Entry], list[Entry]]] = ([], [])
 _MOST_SHARED: Final = 65_536
 
 
-def _placed(position: int, count: int, device: bool) -> Iterable[Entry]:
+def _entries(position: int, count: int, device: bool) -> Iterable[Entry]:
     """Entries of ``count`` blocks from ``position`` on, with one copy each on a tier.
 
     Those of usual positions are made once: nearly all blocks have such an entry, and it is larger than their hash.
@@ -768,4 +765,4 @@ def _contents(delivery: Delivery) -> Contents:
     if len(events) == 1:
         event = events[0][0]
         return (event.kind, event.medium, event.hashes, event.parent, event.position)
-    return tuple([(event.kind, event.medium, event.hashes, event.parent, event.position) for event, _ in events])
+    return tuple([(event.kind, event.medium, event.hashes, event.parent, event.position) for event, *_ in events])

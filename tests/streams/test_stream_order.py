@@ -32,11 +32,16 @@ def history(seed: int, length: int) -> list[dict[str, Any]]:
     return out
 
 
+def waiting_in(state: validate_state.RankState) -> dict[Any, tuple[Any, ...]]:
+    """Parent -> blocks that wait for it."""
+    return {parent: validate_state._children(waiting) for parent, waiting in state._waiting.items()}
+
+
 def state_of(validator: Validator) -> Any:
     """All of a rank's state that anything later can depend on."""
     state = validator.state("w0")
     state.settle()
-    waiting = {parent: sorted(children) for parent, children in state._waiting.items()}
+    waiting = {parent: sorted(children) for parent, children in waiting_in(state).items()}
     return dict(state.blocks), state.copies, waiting, state._unplaced, state.exact, state._tainted is None
 
 
@@ -95,8 +100,8 @@ def test_counts_and_waiting_blocks_follow_from_the_entries(seed: int, length: in
     for hash_, entry in unplaced.items():
         if entry[1] is not None:
             waiting.setdefault(entry[1], set()).add(hash_)
-    assert {parent: set(children) for parent, children in state._waiting.items()} == waiting
-    assert all(len(set(children)) == len(children) for children in state._waiting.values())
+    assert {parent: set(children) for parent, children in waiting_in(state).items()} == waiting
+    assert all(len(set(children)) == len(children) for children in waiting_in(state).values())
     assert state._unplaced == len(unplaced)
     counts = {tier: sum(entry[at] for entry in state.blocks.values()) for tier, at in ((DEVICE, 2), (HOST, 3))}
     assert state.copies == counts
