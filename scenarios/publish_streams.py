@@ -11,6 +11,7 @@ has the same shape; a query must use the same stand-ins (``standin_tokens``).
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -192,7 +193,7 @@ def _engine_event(event: StreamEvent, form: str, block_size: int) -> StreamEvent
     tokens = engine.token_ids
     if not tokens:
         known = event.tokens_hashes or tuple(map(_number, event.hashes))
-        tokens = tuple(token for own in known for token in standin_tokens(own, size))
+        tokens = array("I", [token for own in known for token in standin_tokens(own, size)])
     return msgspec.structs.replace(
         event, medium=medium, more=(), engine=msgspec.structs.replace(engine, token_ids=tokens, block_size=size)
     )

@@ -13,6 +13,7 @@ block_hashes, parent_hash, start_position}]), which replaces what was known of a
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -165,7 +166,9 @@ def _rest(value: dict[str, Any]) -> dict[str, Any]:
         if type(tokens) is not list or type(extra) not in (list, type(None)):
             raise WireError("token_ids", "allowed: token_ids and extra_keys as arrays")
         out["engine"] = EngineFields(
-            token_ids=tuple(check_count(item, f"token_ids[{i}]", limit=2**32 - 1) for i, item in enumerate(tokens)),
+            token_ids=array(
+                "I", [check_count(item, f"token_ids[{i}]", limit=2**32 - 1) for i, item in enumerate(tokens)]
+            ),
             block_size=None if get("block_size") is None else check_count(get("block_size"), "block_size", limit=2**31),
             lora_id=check_optional(get("lora_id"), int, "lora_id"),
             lora_name=check_optional(get("lora_name"), str, "lora_name"),

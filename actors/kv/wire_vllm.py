@@ -26,6 +26,7 @@ from g2sim.actors.kv.wire import (
     CLEARED,
     MAX_HASH_BYTES,
     MAX_HASHES,
+    NO_TOKENS,
     OTHER,
     REMOVED,
     STORED,
@@ -114,7 +115,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
 # -- what a batch can be, for the quick way of reading: a part of what ``_read_event`` allows, and nothing else
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+_Rank = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _HashBytes = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)]
 _Hashes = Annotated[tuple[int | _HashBytes, ...], msgspec.Meta(max_length=MAX_HASHES)]
 
@@ -122,7 +123,7 @@ _Hashes = Annotated[tuple[int | _HashBytes, ...], msgspec.Meta(max_length=MAX_HA
 class _Stored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True, gc=False):
     block_hashes: _Hashes
     parent_block_hash: int | _HashBytes | None = None
-    token_ids: tuple[_Count, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
     block_size: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
     lora_id: int | None = None
     medium: str | None = None
@@ -163,14 +164,14 @@ _read_maps: Final = msgspec.msgpack.Decoder(
     tuple[
         int | float,
         Annotated[tuple[_Stored | _Removed | _Cleared, ...], msgspec.Meta(max_length=MAX_HASHES)],
-        _Count | None,
+        _Rank | None,
     ]
 ).decode
 _read_rows: Final = msgspec.msgpack.Decoder(
     tuple[
         int | float,
         Annotated[tuple[_StoredRow | _RemovedRow | _ClearedRow, ...], msgspec.Meta(max_length=MAX_HASHES)],
-        _Count | None,
+        _Rank | None,
     ]
 ).decode
 
@@ -271,24 +272,30 @@ def _quick_batch(payload: bytes, event_id: int | None, replayed: bool) -> Batch 
         ts_ms = ts_s * 1000.0
         if not math.isfinite(ts_ms):
             return None
-        events = tuple([_quick_event(row, dp_rank, event_id, ts_ms, replayed) for row in rows])
-    except (msgspec.MsgspecError, WireError, RecursionError):
+        if len(rows) == 1:
+            events: tuple[StreamEvent, ...] = (_quick_event(rows[0], dp_rank, event_id, ts_ms, replayed),)
+        else:
+            events = tuple([_quick_event(row, dp_rank, event_id, ts_ms, replayed) for row in rows])
+    except (msgspec.MsgspecError, WireError, OverflowError, RecursionError):
         return None
     return Batch(ts_s=ts_s, events=events, dp_rank=dp_rank)
 
 
 def _has_rows(payload: bytes) -> bool:
     """Whether the first event seems to be an array: the byte behind array, float64 and array says so."""
-    head = payload[10:16]
-    first = head[{0xDC: 3, 0xDD: 5}.get(head[0], 1) :][:1] if head else b""
-    return b"\x90" <= first <= b"\x9f" or first in (b"\xdc", b"\xdd")
+    if len(payload) < 16:  # shorter than any event
+        return False
+    head = payload[10]
+    first = payload[11 if head < 0xDC else 13 if head == 0xDC else 15]
+    return 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
 
 
 def _quick_event(
     row: _Stored | _Removed | _Cleared, dp_rank: int | None, event_id: int | None, ts_ms: float, replayed: bool
 ) -> StreamEvent:
     if isinstance(row, _Stored):
-        tokens, parent, extra = row.token_ids or (), row.parent_block_hash, row.extra_keys
+        parent, extra = row.parent_block_hash, row.extra_keys
+        tokens = array("I", row.token_ids) if row.token_ids else NO_TOKENS
         return StreamEvent(
             kind=STORED,
             dp_rank=dp_rank,
@@ -511,12 +518,10 @@ def _group(get: Callable[[str], Any]) -> tuple[str | None, int | None, str | Non
 def _engine(get: Callable[[str], Any], group: tuple[str | None, int | None, str | None]) -> EngineFields:
     tokens, extra, size = get("token_ids"), get("extra_keys"), get("block_size")
     lora_id, lora_name = get("lora_id"), get("lora_name")
-    if tokens is None:
-        tokens = ()
-    elif type(tokens) is not tuple:
+    if tokens is not None and type(tokens) is not tuple:
         raise WireError("token_ids", f"got {shorten(tokens)}, allowed: an array of integers")
     try:
-        array("I", tokens)
+        token_ids = array("I", tokens or ())
     except (TypeError, ValueError, OverflowError):
         raise WireError("token_ids", "a token id is not an integer of 0 .. 2**32 - 1") from None
     if extra is not None:
@@ -530,7 +535,7 @@ def _engine(get: Callable[[str], Any], group: tuple[str | None, int | None, str 
     if lora_name is not None:
         check_optional(lora_name, str, "lora_name")
     return EngineFields(
-        token_ids=tokens,
+        token_ids=token_ids,
         block_size=size,
         lora_id=lora_id,
         lora_name=lora_name,

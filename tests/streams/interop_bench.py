@@ -130,7 +130,7 @@ class Bench:
             DynamoKv(),
         )
         self.chains: dict[int, tuple[int, ...]] = {}
-        self.tokens: dict[int, tuple[int, ...]] = {}
+        self.tokens: dict[int, array[int]] = {}
         self.asked: set[tuple[int, ...]] = set()
         self.compared = 0
         self.seen: set[tuple[int, str]] = set()
@@ -230,7 +230,7 @@ class Bench:
         assert event.engine is not None
         tokens, own = event.engine.token_ids, []
         for at in range(0, len(tokens), BLOCK):
-            own.append(tokens_hash(array("I", tokens[at : at + BLOCK]).tobytes()))
+            own.append(tokens_hash(tokens[at : at + BLOCK].tobytes()))
             self.tokens[own[-1]] = tokens[at : at + BLOCK]
         parent: Any = event.parent
         above = () if parent is None else self.chains.get(parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -289,7 +290,7 @@ def test_f20_what_a_slow_subscriber_loses_is_seen_as_gaps() -> None:
 
 def long_message(number: int) -> Message:
     """One block of 20,000 tokens, so that few messages fill the buffers below the queues."""
-    engine = EngineFields(token_ids=(number, *range(100_000, 119_999)), block_size=20_000)
+    engine = EngineFields(token_ids=array("I", [number, *range(100_000, 119_999)]), block_size=20_000)
     event = StreamEvent(kind=STORED, medium="GPU", hashes=(number,), engine=engine)
     payload = encode_batch(Batch(ts_s=1.0, events=(event,), dp_rank=0))
     return Message(topic=b"", sequence=number, payload=payload)

@@ -187,7 +187,7 @@ def test_standin_tokens_are_one_to_one_and_known_tokens_are_kept() -> None:
         standin_tokens(1, 1)
     batch = decode_batch(next(outgoing(path_of("f22"), shape=Shape.ARRAY)).message.payload)
     assert batch.events[0].engine is not None
-    assert batch.events[0].engine.token_ids == tuple(range(8))
+    assert batch.events[0].engine.token_ids.tolist() == list(range(8))
 
 
 def test_publish_record_and_validate_work_as_commands(run_folder: Path, tmp_path: Path) -> None:

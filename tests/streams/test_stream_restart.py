@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ from g2sim.scenarios.validate import Source, Validator, Verdict
 def message(life: int, number: int, *, ts_s: float = 0.0) -> Message:
     """A batch that stores one block of its own."""
     block = 1000 * life + number
-    engine = EngineFields(token_ids=(block, 0), block_size=2)
+    engine = EngineFields(token_ids=array("I", [block, 0]), block_size=2)
     event = StreamEvent(kind=STORED, medium="GPU", hashes=(block,), engine=engine)
     payload = encode_batch(Batch(ts_s=ts_s or float(block), events=(event,), dp_rank=0))
     return Message(topic=b"", sequence=number, payload=payload)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from array import array
 from typing import Any
 
 import msgpack
@@ -54,7 +55,8 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
     max_leaves=5,
 ).map(lambda value: frozen(value, ""))
-TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=6).map(tuple)
+TOKEN_LISTS = st.lists(st.integers(0, 2**32 - 1), max_size=6)
+TOKENS = TOKEN_LISTS.map(lambda ids: array("I", ids))
 
 
 def beyond(*taken: str) -> st.SearchStrategy[tuple[tuple[str, Any], ...]]:
@@ -124,7 +126,7 @@ def test_vllm_batches_come_back_as_they_were(shape: Shape) -> None:
 # What a value of some field can be: of the right type or not, inside its bounds or not.
 ANY_FIELD = (
     PLAIN.map(thawed)
-    | TOKENS
+    | TOKEN_LISTS
     | st.lists(RAW | NUMBERS | WORDS, max_size=3)
     | st.sampled_from([2**32, 2**31 + 1, -1, b""])
 )
