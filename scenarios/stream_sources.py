@@ -179,8 +179,16 @@ def json_form(file: BinaryIO) -> str | None:
     return None
 
 
+def _dynamo_line(line: bytes) -> StreamEvent:
+    return wire_dynamo.decode_quickly(line) or wire_dynamo.decode(_parse(line))
+
+
+def _neutral_line(line: bytes) -> wire_neutral.Line:
+    return wire_neutral.decode(_parse(line))
+
+
 def _lines(file: BinaryIO, form: str) -> Iterator[Located]:
-    decode = wire_dynamo.decode if form == "dynamo" else wire_neutral.decode
+    read: Callable[[bytes], wire_neutral.Line] = _dynamo_line if form == "dynamo" else _neutral_line
     with file:
         number = 0
         while True:
@@ -194,7 +202,7 @@ def _lines(file: BinaryIO, form: str) -> Iterator[Located]:
                     line = file.readline(MAX_LINE_BYTES)
                 continue
             try:
-                item = decode(_parse(line))
+                item = read(line)
             except WireError as error:
                 yield number, Bad("KV001", str(error))
             except (ValueError, RecursionError) as error:

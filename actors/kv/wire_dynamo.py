@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from g2sim.actors.kv.wire import (
     CLEARED,
@@ -31,6 +34,53 @@ _OUTER: Final = frozenset(("worker_id", "storage_tier", "event"))
 _INNER: Final = frozenset(("event_id", "dp_rank", "data"))
 _INTEGERS: Final = frozenset((int,))
 _OBJECTS: Final = frozenset((dict,))
+
+
+# -- what a line usually is, for the quick way of reading: a part of what ``decode`` allows, and nothing else
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]  # a bound of 2**64 - 1 cannot be said here
+_Count32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    pass
+
+
+class _Block(_Part):
+    block_hash: _Count
+    tokens_hash: _Count
+    mm_extra_info: None = None
+
+
+class _Stored(_Part):
+    blocks: Annotated[tuple[_Block, ...], msgspec.Meta(max_length=MAX_HASHES)]
+    parent_hash: _Count | None = None
+    start_position: _Count32 | None = None
+
+
+class _Removed(_Part):
+    block_hashes: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=MAX_HASHES)]
+
+
+class _Data(_Part):
+    stored: _Stored | UnsetType = UNSET
+    removed: _Removed | UnsetType = UNSET
+
+
+class _Event(_Part):
+    event_id: _Count
+    data: _Data
+    dp_rank: _Count32 | None = None
+
+
+class _Line(_Part):
+    event: _Event
+    worker_id: _Count | None = None
+    storage_tier: str | None = None
+    residency_domain: str | UnsetType = UNSET
+
+
+_read: Final = msgspec.json.Decoder(_Line).decode
 
 
 def encode(event: StreamEvent) -> str:
@@ -66,6 +116,41 @@ def encode(event: StreamEvent) -> str:
     lead = {"worker_id": event.worker_id, "storage_tier": event.medium}
     return json.dumps(
         {**lead, **outer, "event": {"event_id": event.event_id, "dp_rank": event.dp_rank, "data": data, **inner}}
+    )
+
+
+def decode_quickly(line: bytes) -> StreamEvent | None:
+    """Event from a line that stores or removes blocks and says nothing unusual; None for all others, good or bad."""
+    try:
+        outer = _read(line)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    inner = outer.event
+    worker, event_id, stored, removed = outer.worker_id, inner.event_id, inner.data.stored, inner.data.removed
+    own: tuple[int, ...] = ()
+    parent = position = None
+    if stored is not UNSET and removed is UNSET:
+        kind, parent, position = STORED, stored.parent_hash, stored.start_position
+        hashes = tuple([block.block_hash for block in stored.blocks])
+        own = tuple([block.tokens_hash for block in stored.blocks])
+    elif removed is not UNSET and stored is UNSET:
+        kind, hashes = REMOVED, removed.block_hashes
+    else:
+        return None
+    if max(worker or 0, event_id, parent or 0, *hashes, *own) > U64_MAX:
+        return None
+    return StreamEvent(
+        kind=kind,
+        worker_id=worker,
+        medium=outer.storage_tier,
+        event_id=event_id,
+        dp_rank=inner.dp_rank or 0,
+        hashes=hashes,
+        tokens_hashes=own,
+        parent=parent,
+        position=position,
+        root=parent is None and kind == STORED,
+        more=() if outer.residency_domain is UNSET else (("residency_domain", outer.residency_domain),),
     )
 
 

@@ -418,6 +418,49 @@ def test_the_event_that_the_wheel_dumps_is_written_to_the_letter() -> None:
     assert list(written["event"]) == list(inner["event"])
 
 
+COUNTS = st.none() | U64 | st.integers(-2, 2**70)
+
+
+@st.composite
+def dynamo_lines(draw: st.DrawFn) -> dict[str, Any]:
+    """Lines of which most are good, and which say what they say in the usual way or not."""
+    block = st.fixed_dictionaries(
+        {"block_hash": U64, "tokens_hash": U64}, optional={"mm_extra_info": st.none() | st.just({"mm_objects": []})}
+    )
+    stored = st.fixed_dictionaries(
+        {"blocks": st.lists(block, max_size=3)}, optional={"parent_hash": COUNTS, "start_position": SMALL}
+    )
+    removed = st.fixed_dictionaries({"block_hashes": st.lists(U64, max_size=3)})
+    data = draw(
+        st.fixed_dictionaries({"stored": stored})
+        | st.fixed_dictionaries({"removed": removed})
+        | st.sampled_from(["cleared", {"cleared": None}, {}, {"stored": {"blocks": []}, "removed": None}])
+    )
+    inner = {"event_id": draw(U64), "dp_rank": draw(SMALL), "data": data}
+    line = {"worker_id": draw(COUNTS), "storage_tier": draw(WORDS), "residency_domain": "worker", "event": inner}
+    holder = draw(st.sampled_from([line, inner, data, next(iter(data.values()), None) if data != "cleared" else None]))
+    if isinstance(holder, dict) and draw(st.booleans()):
+        holder[draw(st.sampled_from([*holder, "more"]))] = draw(JSON_VALUES | COUNTS)
+    elif isinstance(holder, dict) and holder and draw(st.booleans()):
+        del holder[draw(st.sampled_from(sorted(holder)))]
+    return line
+
+
+def test_the_quick_reader_of_dynamo_lines_says_what_the_plain_one_says() -> None:
+    taken = set()
+
+    @settings(max_examples=300, deadline=None)
+    @given(dynamo_lines())
+    def check(line: dict[str, Any]) -> None:
+        quick = wire_dynamo.decode_quickly(json.dumps(line).encode())
+        taken.add(quick and quick.kind)
+        if quick is not None:
+            assert repr(quick) == repr(wire_dynamo.decode(line))
+
+    check()
+    assert taken >= {STORED, REMOVED, None}
+
+
 @pytest.mark.parametrize("data", ["cleared", {"cleared": None}, {"removed": {"block_hashes": [1]}}])
 def test_dynamo_events_without_blocks(data: Any) -> None:
     value = {"worker_id": 1, "storage_tier": "device", "event": {"event_id": 0, "data": data}}
