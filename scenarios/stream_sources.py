@@ -29,7 +29,7 @@ import g2sim.actors.worker.events  # noqa: F401
 from g2sim.actors.kv import wire_dynamo, wire_neutral
 from g2sim.actors.kv.wire import CLEARED, REMOVED, STORED, StreamEvent, WireError
 from g2sim.actors.kv.wire_neutral import JOINED, LEFT, Membership
-from g2sim.actors.kv.wire_vllm import MAX_FRAME_BYTES, Message, decode_batch, read_message, read_replay_answer
+from g2sim.actors.kv.wire_vllm import MAX_FRAME_BYTES, decode_batch, read_message, read_replay_answer
 from g2sim.bus.errors import ConfigError, LogDamaged, shorten
 from g2sim.bus.log import MAGIC, LogReader
 from g2sim.scenarios.capture import ANEW, ENDED, MESSAGE, OPENED
@@ -336,30 +336,27 @@ class MessageReader:
             return Bad("KV001", f"{where} {self.name}: the connection was cut by {problem}; what it held is not known")
         try:
             message = read_replay_answer(frames) if replayed else read_message(frames)
-            if message.end:
-                return None
-            return self.batch(message, replayed=replayed)
         except WireError as error:
             return Bad("KV001", f"stream {self.name}: {error}")
-
-    def batch(self, message: Message, *, replayed: bool) -> BatchArrived:
-        """The batch in a message; raises WireError."""
+        if message.end:
+            return None
+        number = message.sequence
         try:
-            batch = decode_batch(message.payload, event_id=message.sequence, replayed=replayed)
+            batch = decode_batch(message.payload, event_id=number, replayed=replayed)
         except WireError as error:
-            raise error.inside(f"batch {message.sequence}") from None
+            return Bad("KV001", f"stream {self.name}: {error.inside(f'batch {number}')}")
+        worker = self._worker(message.topic) if message.topic else self.name
         rank = self.dp_rank if batch.dp_rank is None else batch.dp_rank
-        made = BatchArrived(self._worker(message.topic), rank, message.sequence, batch.events, replayed, self.anew)
-        self.anew = False
-        self._ranks.add((made.worker_id, rank))
-        return made
+        self._ranks.add((worker, rank))
+        anew, self.anew = self.anew, False
+        return BatchArrived(worker, rank, number, batch.events, replayed, anew)
 
     def ended(self, *, tail_confirmed: bool) -> StreamEnded:
         """The listening ended."""
         return StreamEnded(tuple(sorted(self._ranks, key=str)), tail_confirmed)
 
-    def _worker(self, topic: bytes | None) -> str:
-        if topic and topic.startswith(b"kv@"):
+    def _worker(self, topic: bytes) -> str:
+        if topic.startswith(b"kv@"):
             pod = topic.split(b"@")[1].decode(errors="replace")
             if pod:
                 return pod

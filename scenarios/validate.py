@@ -11,7 +11,6 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from operator import eq
 from typing import Any, Final
 
 import attrs
@@ -498,7 +497,7 @@ class Validator:
     ) -> None:
         """A hash stands for one content behind one parent, and the other way round."""
         engine = event.engine
-        contents: Sequence[Any] = event.tokens_hashes
+        contents: list[Any] = list(event.tokens_hashes)
         if engine is not None:
             size, tokens = engine.block_size or 0, engine.token_ids
             named = engine.lora_id is not None or engine.lora_name is not None
@@ -508,7 +507,7 @@ class Validator:
                     text = f"{len(tokens)} token ids for {len(event.hashes)} blocks of {size}"
                     self._say("KV905", where, key, event, text)
                     del hashed[len(tokens) // size :]
-                if contents and not named and not engine.extra_keys and list(contents) != hashed:
+                if contents and not named and not engine.extra_keys and contents != hashed:
                     self._say("KV903", where, key, event, "the tokens hashes are not those of the token ids")
                 contents = hashed
             elif tokens:
@@ -526,10 +525,14 @@ class Validator:
             names.clear()
         linked = event.parent is not None or event.root
         # Nearly every run agrees with what is known. That is seen without a loop; setdefault can be asked twice.
-        agree = all(map(eq, map(known.setdefault, hashes, contents), contents))
-        first = 0 if linked else 1
-        named_as = map(names.setdefault, zip((above, *hashes)[first:], contents[first:], strict=False), hashes[first:])
-        if agree and all(map(eq, named_as, hashes[first:])):
+        if linked:
+            parents, below, own = (above, *hashes), hashes, contents
+        else:
+            parents, below, own = hashes, hashes[1:], contents[1:]
+        if (
+            list(map(known.setdefault, hashes, contents)) == contents
+            and tuple(map(names.setdefault, zip(parents, own, strict=False), below)) == below
+        ):
             return
         for hash_, content in zip(hashes, contents, strict=False):
             seen = known.setdefault(hash_, content)

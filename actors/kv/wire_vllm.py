@@ -189,7 +189,7 @@ def read_message(frames: Sequence[bytes]) -> Message:
     if len(frames) != 3:
         raise WireError("frames", f"got {len(frames)}, allowed: 3 (topic, sequence number, payload)")
     topic, number, payload = frames
-    return Message(topic=_topic(topic), sequence=_number(number), payload=_payload(payload))
+    return Message(topic=topic, sequence=_checked(topic, number, payload), payload=payload)
 
 
 def replay_request(first: int) -> list[bytes]:
@@ -201,7 +201,7 @@ def read_replay_request(frames: Sequence[bytes]) -> int:
     """First wanted number, from the frames behind the sender's identity; raises WireError."""
     if len(frames) != 2 or frames[0]:
         raise WireError("request", f"got {len(frames)} frames, allowed: an empty one and a sequence number")
-    return _number(frames[1])
+    return _checked(b"", frames[1], b"")
 
 
 def replay_answer(message: Message, layout: ReplayLayout) -> list[bytes]:
@@ -215,31 +215,25 @@ def read_replay_answer(frames: Sequence[bytes]) -> Message:
     """One answer in either layout; raises WireError."""
     if not 3 <= len(frames) <= 4 or frames[0]:
         raise WireError("answer", f"got {len(frames)} frames, allowed: an empty one, topic or not, number, payload")
-    topic = _topic(frames[1]) if len(frames) == 4 else None
+    topic = frames[1] if len(frames) == 4 else None
     number, payload = frames[-2], frames[-1]
+    sequence = _checked(topic or b"", number, payload)
     if number == END_OF_REPLAY:
         if payload:
             raise WireError("answer", "the end marker has a payload")
         return Message(topic=topic, sequence=0, payload=b"", end=True)
-    return Message(topic=topic, sequence=_number(number), payload=_payload(payload))
+    return Message(topic=topic, sequence=sequence, payload=payload)
 
 
-def _number(frame: bytes) -> int:
-    if len(frame) != _NUMBER.size:
-        raise WireError("sequence", f"got {len(frame)} bytes, allowed: {_NUMBER.size}")
-    return int.from_bytes(frame, "big")
-
-
-def _topic(frame: bytes) -> bytes:
-    if len(frame) > MAX_TOPIC_BYTES:
-        raise WireError("topic", f"got {len(frame)} bytes, allowed: at most {MAX_TOPIC_BYTES}")
-    return frame
-
-
-def _payload(frame: bytes) -> bytes:
-    if len(frame) > MAX_PAYLOAD_BYTES:
-        raise WireError("payload", f"got {len(frame)} bytes, allowed: at most {MAX_PAYLOAD_BYTES}")
-    return frame
+def _checked(topic: bytes, number: bytes, payload: bytes) -> int:
+    """The sequence number that a frame says, provided that this and the other frames have sizes that are allowed."""
+    if len(topic) > MAX_TOPIC_BYTES:
+        raise WireError("topic", f"got {len(topic)} bytes, allowed: at most {MAX_TOPIC_BYTES}")
+    if len(number) != _NUMBER.size:
+        raise WireError("sequence", f"got {len(number)} bytes, allowed: {_NUMBER.size}")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise WireError("payload", f"got {len(payload)} bytes, allowed: at most {MAX_PAYLOAD_BYTES}")
+    return int.from_bytes(number, "big")
 
 
 # -- batches
@@ -260,7 +254,6 @@ def decode_batch(payload: bytes, *, event_id: int | None = None, replayed: bool 
 
     Raises: WireError, with the place inside the batch; nothing of a bad batch is kept, as Dynamo keeps nothing.
     """
-    _payload(payload)
     quick = _quick_batch(payload, event_id, replayed)
     return _careful_batch(payload, event_id, replayed) if quick is None else quick
 
@@ -268,7 +261,10 @@ def decode_batch(payload: bytes, *, event_id: int | None = None, replayed: bool 
 def _quick_batch(payload: bytes, event_id: int | None, replayed: bool) -> Batch | None:
     """A batch of the three kinds without anything beyond their fields; None for all others, good or bad."""
     try:
-        ts_s, rows, dp_rank = (_read_rows if _has_rows(payload) else _read_maps)(payload)
+        # The byte behind array, float64 and array says whether the first event seems to be an array as well.
+        first = payload[11] if payload[10] < 0xDC else payload[13 if payload[10] == 0xDC else 15]
+        has_rows = 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
+        ts_s, rows, dp_rank = (_read_rows if has_rows else _read_maps)(payload)
         ts_ms = ts_s * 1000.0
         if not math.isfinite(ts_ms):
             return None
@@ -276,18 +272,9 @@ def _quick_batch(payload: bytes, event_id: int | None, replayed: bool) -> Batch 
             events: tuple[StreamEvent, ...] = (_quick_event(rows[0], dp_rank, event_id, ts_ms, replayed),)
         else:
             events = tuple([_quick_event(row, dp_rank, event_id, ts_ms, replayed) for row in rows])
-    except (msgspec.MsgspecError, WireError, OverflowError, RecursionError):
+    except (msgspec.MsgspecError, WireError, OverflowError, IndexError, RecursionError):
         return None
     return Batch(ts_s=ts_s, events=events, dp_rank=dp_rank)
-
-
-def _has_rows(payload: bytes) -> bool:
-    """Whether the first event seems to be an array: the byte behind array, float64 and array says so."""
-    if len(payload) < 16:  # shorter than any event
-        return False
-    head = payload[10]
-    first = payload[11 if head < 0xDC else 13 if head == 0xDC else 15]
-    return 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
 
 
 def _quick_event(
