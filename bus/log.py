@@ -342,10 +342,10 @@ class LogReader:
                 if type(row) is not tuple:
                     raise TypeError
                 tag, time_ms, source, cause, *values = row
-                if type(source) is str and source not in sources:
-                    sources.append(source)
-                elif type(source) is int and source >= 0:
+                if type(source) is int and source >= 0:
                     source = sources[source]
+                elif type(source) is str and source not in sources:
+                    sources.append(source)
                 else:
                     raise TypeError
                 width = widths.get(tag)

@@ -369,15 +369,16 @@ def _capture(reader: LogReader) -> Iterator[Located]:
         number = -1
         try:
             for number, (tag, _, _, _, values) in enumerate(reader.iter_raw()):
-                if tag == OPENED:
-                    readers[values[0]] = MessageReader(values[0], values[3])
-                elif tag == MESSAGE:
+                if tag == MESSAGE:
                     stream, replayed, frames = values
-                    if stream not in readers:
-                        readers[stream] = MessageReader(str(stream))
-                    item = readers[stream].read(frames, replayed=bool(replayed))
+                    messages = readers.get(stream)
+                    if messages is None:
+                        messages = readers[stream] = MessageReader(str(stream))
+                    item = messages.read(frames, replayed=bool(replayed))
                     if item is not None:
                         yield number, item
+                elif tag == OPENED:
+                    readers[values[0]] = MessageReader(values[0], values[3])
                 elif tag == ANEW:
                     readers[values[0]].anew = True
                 elif tag == ENDED:

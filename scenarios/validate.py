@@ -28,6 +28,7 @@ from g2sim.actors.kv.wire import (
     REMOVED,
     STORED,
     TIERS,
+    EngineFields,
     Hash,
     StreamEvent,
     hash_key,
@@ -332,12 +333,17 @@ class Validator:
             rank = self._rank(where, key, None)
         if self.dynamo is not None:
             self.dynamo.deliver(where, key, batch.number, batch.events, self._source.form)
-        if len(batch.events) == 1:
-            placed = self._placed(where, key, rank, batch.events[0])
-        else:
-            placed = tuple([item for event in batch.events for item in self._placed(where, key, rank, event)])
+        events = batch.events
+        placed = self._placed(where, key, rank, events[0]) if len(events) == 1 else ()
+        if len(events) > 1:
+            placed = self._all_placed(where, key, rank, events)
         rank.tail_confirmed = False
         rank.state.receive(Delivery(batch.number, placed, where, batch.replayed), anew=batch.anew)
+
+    def _all_placed(
+        self, where: Place, key: tuple[str | int, int], rank: _Rank, events: Sequence[StreamEvent]
+    ) -> tuple[Placed, ...]:
+        return tuple([placed for event in events for placed in self._placed(where, key, rank, event)])
 
     def _placed(self, where: Place, key: tuple[str | int, int], rank: _Rank, event: StreamEvent) -> tuple[Placed, ...]:
         """The event with its tier and keys, or nothing if it is set aside. Its id counts in either case."""
@@ -349,7 +355,7 @@ class Validator:
         self.tiers[tier] += 1
         parent = event.parent
         hashes, above = hash_keys(event.hashes), None if parent is None else hash_key(parent)
-        if not rank.kinds.issuperset(map(type, event.hashes)):
+        if not (hashes is event.hashes and int in rank.kinds) and not rank.kinds.issuperset(map(type, event.hashes)):
             rank.kinds.update(map(type, event.hashes))
             if len(rank.kinds) > 1:
                 names = " and ".join(sorted(HASH_KINDS[kind] for kind in rank.kinds))
@@ -471,8 +477,7 @@ class Validator:
         rank = self._ranks.get(key)
         if rank is None or rank.left:
             rank = self._rank(where, key, None)
-        runs = [placed for run in item.runs for placed in self._placed(where, key, rank, run)]
-        rank.state.restore(runs, item.last_event_id, where)
+        rank.state.restore(self._all_placed(where, key, rank, item.runs), item.last_event_id, where)
         if self.dynamo is not None:
             self.dynamo.restore(where, key, item.runs, item.last_event_id, self._source.form)
 
@@ -512,11 +517,8 @@ class Validator:
                 contents = hashed
             elif tokens:
                 self._say("KV905", where, key, event, f"{len(tokens)} token ids and no block size")
-            if named:
-                contents = [(own, engine.lora_id, engine.lora_name) for own in contents]
-            if engine.extra_keys:
-                extra = engine.extra_keys
-                contents = [(own, extra[idx] if idx < len(extra) else None) for idx, own in enumerate(contents)]
+            if named or engine.extra_keys:
+                contents = _identities(contents, engine)
         if not contents:
             return
         known, names = self._contents, self._names
@@ -634,6 +636,14 @@ def _doubt_text(rank: _Rank) -> str | None:
         return None
     _, (source, number), code = rank.doubt
     return f"{source.place(number)} ({code} {BY_CODE[code].name})"
+
+
+def _identities(contents: list[Any], engine: EngineFields) -> list[Any]:
+    """Contents of blocks together with what else tells blocks apart."""
+    if engine.lora_id is not None or engine.lora_name is not None:
+        contents = [(own, engine.lora_id, engine.lora_name) for own in contents]
+    extra = engine.extra_keys
+    return list(zip(contents, itertools.chain(extra, itertools.repeat(None)), strict=False)) if extra else contents
 
 
 _TAKE: Final[dict[type, Callable[[Validator, Place, Any], None]]] = {

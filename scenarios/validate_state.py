@@ -724,10 +724,12 @@ def _entries(position: int, count: int, device: bool) -> Iterable[Entry]:
     Those of usual positions are made once: nearly all blocks have such an entry, and it is larger than their hash.
     """
     known, stop = _SHARED[device], position + count
-    if stop > _MOST_SHARED:
-        return zip(range(position, stop), repeat(None), repeat(int(device)), repeat(int(not device)))
     if stop > len(known):
-        known += [(at, None, int(device), int(not device)) for at in range(len(known), stop)]
+        first = position if stop > _MOST_SHARED else len(known)
+        fresh = zip(range(first, stop), repeat(None), repeat(int(device)), repeat(int(not device)))
+        if stop > _MOST_SHARED:
+            return fresh
+        known.extend(fresh)
     return known[position:stop]
 
 

@@ -190,7 +190,7 @@ def tier_table() -> list[tuple[str, str, str]]:
 
 
 def hash_keys(hashes: tuple[Hash, ...]) -> tuple[Hash, ...]:
-    """Hashes as keys that are equal exactly when ``HASH_RULE`` says so."""
+    """Hashes as keys that are equal exactly when ``HASH_RULE`` says so; the same tuple for integers of 0 and above."""
     try:
         if min(hashes) >= 0:  # type: ignore[operator]
             return hashes

@@ -123,7 +123,7 @@ _Hashes = Annotated[tuple[int | _HashBytes, ...], msgspec.Meta(max_length=MAX_HA
 class _Stored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True, gc=False):
     block_hashes: _Hashes
     parent_block_hash: int | _HashBytes | None = None
-    token_ids: tuple[int, ...] | None = None
+    token_ids: list[int] | None = None
     block_size: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
     lora_id: int | None = None
     medium: str | None = None
@@ -268,13 +268,12 @@ def _quick_batch(payload: bytes, event_id: int | None, replayed: bool) -> Batch 
         ts_ms = ts_s * 1000.0
         if not math.isfinite(ts_ms):
             return None
-        if len(rows) == 1:
-            events: tuple[StreamEvent, ...] = (_quick_event(rows[0], dp_rank, event_id, ts_ms, replayed),)
-        else:
-            events = tuple([_quick_event(row, dp_rank, event_id, ts_ms, replayed) for row in rows])
+        events = []
+        for row in rows:
+            events.append(_quick_event(row, dp_rank, event_id, ts_ms, replayed))
     except (msgspec.MsgspecError, WireError, OverflowError, IndexError, RecursionError):
         return None
-    return Batch(ts_s=ts_s, events=events, dp_rank=dp_rank)
+    return Batch(ts_s=ts_s, events=tuple(events), dp_rank=dp_rank)
 
 
 def _quick_event(
