@@ -243,6 +243,9 @@ class Validator:
         self._hashes_checked = not self.options.codes.isdisjoint(("KV901", "KV902", "KV903", "KV905"))
         self._chain_checked = "KV904" in self.options.codes
         self._contents: dict[Hash, Any] = {}
+        # What has a content behind a parent. Nearly every block has one child, of the content that is known of it, and
+        # is in the first; None there, and all roots, are looked up in the second.
+        self._children: dict[Hash, Hash | None] = {}
         self._names: dict[tuple[Hash | None, Any], Hash] = {}
         self._plays: dict[Hash, str] = {}
         self._modes: set[str] = set()
@@ -521,31 +524,40 @@ class Validator:
                 contents = _identities(contents, engine)
         if not contents:
             return
-        known, names = self._contents, self._names
+        known, children = self._contents, self._children
         if len(known) > IDENTITY_MEMORY:
             known.clear()
-            names.clear()
+            children.clear()
+            self._names.clear()
         linked = event.parent is not None or event.root
         # Nearly every run agrees with what is known. That is seen without a loop; setdefault can be asked twice.
-        if linked:
-            parents, below, own = (above, *hashes), hashes, contents
-        else:
-            parents, below, own = hashes, hashes[1:], contents[1:]
-        if (
-            list(map(known.setdefault, hashes, contents)) == contents
-            and tuple(map(names.setdefault, zip(parents, own, strict=False), below)) == below
-        ):
-            return
+        if len(contents) == len(hashes) and list(map(known.setdefault, hashes, contents)) == contents:
+            if above is not None:
+                parents, below = (above, *hashes), hashes
+            else:
+                parents, below = hashes, hashes[1:]
+            root_agrees = above is not None or not linked or self._named(None, contents[0], hashes[0]) == hashes[0]
+            if root_agrees and tuple(map(children.setdefault, parents, below)) == below:
+                return
         for hash_, content in zip(hashes, contents, strict=False):
             seen = known.setdefault(hash_, content)
             if seen != content:
                 self._say("KV901", where, key, event, f"block {show(hash_)} was announced with other content")
             if linked:
-                name = names.setdefault((above, content), hash_)
+                name = self._named(above, content, hash_)
                 if name != hash_:
                     text = f"block {show(hash_)} has the content and the parent of block {show(name)}"
                     self._say("KV902", where, key, event, text)
             above, linked = hash_, True
+
+    def _named(self, above: Hash | None, content: Any, hash_: Hash) -> Hash:
+        """The block that has a content behind a parent; this one from here on, if there was none."""
+        known = self._contents
+        if above is not None:
+            child = self._children.setdefault(above, hash_ if known[hash_] == content else None)
+            if child is not None and known[child] == content:
+                return child
+        return self._names.setdefault((above, content), hash_)
 
     def _check_plays(self, where: Place, key: tuple[str | int, int], event: StreamEvent) -> None:
         if len(self._plays) > IDENTITY_MEMORY:

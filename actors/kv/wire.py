@@ -202,7 +202,7 @@ def hash_keys(hashes: tuple[Hash, ...]) -> tuple[Hash, ...]:
 def hash_key(value: Hash) -> Hash:
     """One hash as a key, see ``hash_keys``."""
     if isinstance(value, int):
-        return value & _MASK
+        return value if value >= 0 else value & _MASK
     if isinstance(value, str):
         return value.lower().removeprefix("0x")
     return value
