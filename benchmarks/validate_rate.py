@@ -39,8 +39,11 @@ BLOCKS = 4
 BLOCK_TOKENS = 16
 VOCABULARY = 128_000
 
+Told = tuple[BlocksStored | BlocksRemoved, "array[int]"]
+"""An event and its tokens."""
 
-def events(count: int, live_runs: int = 2000) -> Iterator[tuple[BlocksStored | BlocksRemoved, array[int]]]:
+
+def events(count: int, live_runs: int) -> Iterator[Told]:
     """Stores of runs of ``BLOCKS`` blocks in chains of four, each removed once ``live_runs`` younger ones are there.
 
     With each its token ids, drawn from a vocabulary as large as a model's.
@@ -79,20 +82,22 @@ def events(count: int, live_runs: int = 2000) -> Iterator[tuple[BlocksStored | B
         tails[worker] = (above, position + BLOCKS) if position < 3 * BLOCKS else (None, 0)
 
 
-def write(path: Path, form: str, count: int) -> None:
+def write(path: Path, form: str, count: int, live_runs: int = 2000) -> None:
+    """A stream of ``count`` events; ``live_runs`` as in ``events``."""
+    made = events(count, live_runs)
     if form == "log":
         with path.open("wb") as out:
             writer = LogWriter(out, version="0", seed=1, scenario={})
-            for idx, (event, _) in enumerate(events(count)):
+            for idx, (event, _) in enumerate(made):
                 writer.append(Record(idx * 0.01, f"aggregated-{event.worker}", idx, event))
             writer.finish("finished")
     elif form in ("neutral", "dynamo"):
         line_of = _neutral if form == "neutral" else _dynamo
         with path.open("w") as file:
-            for event, _ in events(count):
+            for event, _ in made:
                 file.write(json.dumps(line_of(event)) + "\n")
     else:
-        _write_capture(path, count, with_tokens=form == "vllm-tokens")
+        _write_capture(path, made, with_tokens=form == "vllm-tokens")
 
 
 def _neutral(event: BlocksStored | BlocksRemoved) -> dict[str, Any]:
@@ -114,14 +119,14 @@ def _dynamo(event: BlocksStored | BlocksRemoved) -> dict[str, Any]:
     return {"worker_id": event.worker, "storage_tier": "device", "residency_domain": "worker", "event": inner}
 
 
-def _write_capture(path: Path, count: int, *, with_tokens: bool) -> None:
+def _write_capture(path: Path, made: Iterator[Told], *, with_tokens: bool) -> None:
     """One event a batch, which is the most work for an event. Without token ids a first run has no known place."""
     with CaptureWriter(path, version="0") as capture:
         for worker in range(WORKERS):
             capture.opened(
                 StreamOpened(stream=f"w{worker}", endpoint="tcp://127.0.0.1:1", replay_endpoint=None, dp_rank=0)
             )
-        for idx, (event, tokens) in enumerate(events(count)):
+        for idx, (event, tokens) in enumerate(made):
             if isinstance(event, BlocksRemoved):
                 fields: dict[str, Any] = {"type": "BlockRemoved", "block_hashes": event.block_hashes, "medium": "GPU"}
             else:
