@@ -28,9 +28,9 @@ DEFINITIONS = {
     "it took it in again",
     "requests_failed, requests_resubmitted": "requests that were lost with the worker, by what became of them",
     "tokens_lost": "tokens that requests had been given which then failed",
-    "device_dropped_blocks, host_dropped_blocks": "blocks that a cleared rank lost; from a shared host pool they count "
-    "at the first rank",
-    "device_kept_blocks": "blocks that stayed, as they were in use",
+    "device_dropped_blocks, host_dropped_blocks": "blocks of a cleared rank that were not in use, so that their memory "
+    "was free at once; from a shared host pool they count at the first rank",
+    "device_kept_blocks": "blocks that were in use: found no more, and their memory free when their last use had ended",
 }
 
 
@@ -120,7 +120,7 @@ def _cleared(entries: Sequence[Mapping[str, Any]]) -> str:
         [one["fault"], f"{one['pool']}-{one['worker']}/{one['dp_rank']}", one["at_ms"], *(one[name] for name in names)]
         for one in entries
     ]
-    headers = ["fault", "rank", "at [ms]", "G1 lost\n[blocks]", "G1 kept\n[blocks]", "G2 lost\n[blocks]"]
+    headers = ["fault", "rank", "at [ms]", "G1 lost\n[blocks]", "G1 in use\n[blocks]", "G2 lost\n[blocks]"]
     return f"caches that were cleared\n{tabulate(rows, headers=headers)}"
 
 

@@ -28,10 +28,13 @@ from g2sim.actors.handoff.events import (
     SourceReleased,
 )
 from g2sim.actors.host_pool.events import (
+    ClearedBlocksFreed,
     ClientRetired,
     HostBlocksEvicted,
+    HostPoolCleared,
     LoadFinished,
     LoadQueued,
+    StoreDropped,
     StoreLanded,
     StorePrepared,
 )
@@ -213,7 +216,7 @@ class _RankCounts:
 class _HostPool:
     """Residency of one host pool [blocks], folded from its events alone."""
 
-    __slots__ = ("_capacity", "_loads", "_name", "_pending", "_pending_blocks", "_resident", "_totals")
+    __slots__ = ("_capacity", "_kept_blocks", "_loads", "_name", "_pending", "_pending_blocks", "_resident", "_totals")
 
     def __init__(self, name: str, capacity_blocks: int) -> None:
         self._name = name
@@ -221,6 +224,7 @@ class _HostPool:
         self._resident: set[int] = set()
         self._pending: dict[int, tuple[int, ...]] = {}  # store transfer -> its blocks
         self._pending_blocks = 0
+        self._kept_blocks = 0  # that a clear has left to loads
         self._loads: dict[int, tuple[int, int]] = {}  # load transfer -> (request, blocks)
         self._totals = {"stored_blocks": 0, "evicted_blocks": 0, "loaded_blocks": 0}
 
@@ -229,7 +233,7 @@ class _HostPool:
             raise InvariantViolation(f"{self._name}: store {event.transfer} is known or stores resident blocks again")
         self._pending[event.transfer] = event.block_hashes
         self._pending_blocks += len(event.block_hashes)
-        used = self._pending_blocks + len(self._resident)
+        used = self._used_blocks
         if used > self._capacity:
             raise InvariantViolation(f"{self._name}: {used} blocks used of {self._capacity}")
 
@@ -238,11 +242,25 @@ class _HostPool:
         self._resident.update(blocks)
         self._totals["stored_blocks"] += len(blocks)
 
+    def dropped(self, event: StoreDropped) -> None:
+        self._take_pending(event.transfer)
+
     def evicted(self, event: HostBlocksEvicted) -> None:
-        if not self._resident.issuperset(event.block_hashes):
+        self._lose(event.block_hashes)
+
+    def cleared(self, event: HostPoolCleared) -> None:
+        self._lose(event.block_hashes)
+        self._lose(event.loading_hashes)
+        self._kept_blocks += len(event.loading_hashes)
+
+    def freed(self, event: ClearedBlocksFreed) -> None:
+        self._kept_blocks -= len(event.block_hashes)
+
+    def _lose(self, block_hashes: tuple[int, ...]) -> None:
+        if not self._resident.issuperset(block_hashes):
             raise InvariantViolation(f"{self._name}: evicted blocks that are not resident")
-        self._resident.difference_update(event.block_hashes)
-        self._totals["evicted_blocks"] += len(event.block_hashes)
+        self._resident.difference_update(block_hashes)
+        self._totals["evicted_blocks"] += len(block_hashes)
 
     def load_queued(self, event: LoadQueued) -> None:
         if event.transfer in self._loads or not self._resident.issuperset(event.block_hashes):
@@ -267,8 +285,12 @@ class _HostPool:
         return {
             "capacity_blocks": self._capacity,
             "resident_blocks": len(self._resident),
-            "used_blocks": len(self._resident) + self._pending_blocks,
+            "used_blocks": self._used_blocks,
         }
+
+    @property
+    def _used_blocks(self) -> int:
+        return len(self._resident) + self._pending_blocks + self._kept_blocks
 
     def entry(self) -> dict[str, Any]:
         return {"pool": self._name, **self.figures(), **self._totals}
@@ -428,7 +450,10 @@ class ReportFold:
             CanceledRequestLeft: self._left_servers,
             StorePrepared: lambda _, event: self._pool(event.pool).prepared(event),
             StoreLanded: lambda _, event: self._pool(event.pool).landed(event),
+            StoreDropped: lambda _, event: self._pool(event.pool).dropped(event),
             HostBlocksEvicted: lambda _, event: self._pool(event.pool).evicted(event),
+            HostPoolCleared: lambda _, event: self._pool(event.pool).cleared(event),
+            ClearedBlocksFreed: lambda _, event: self._pool(event.pool).freed(event),
             ClientRetired: lambda _, event: self._pool(event.pool).client_retired(event),
             LoadQueued: self._load_queued,
             LoadFinished: self._load_finished,

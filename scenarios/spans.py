@@ -315,8 +315,21 @@ class SpanFold:
         self._host_changed(time_ms, event.pool, underway.amount, -underway.amount)
         self._transferred(underway, event.ended_ms, done=True)
 
+    def _dropped(self, time_ms: float, event: hp.StoreDropped) -> None:
+        underway = self._transfers.pop((event.pool, event.transfer))
+        self._host_changed(time_ms, event.pool, 0, -underway.amount)
+        self._transferred(underway, event.ended_ms, done=True)
+
     def _evicted(self, time_ms: float, event: hp.HostBlocksEvicted) -> None:
         self._host_changed(time_ms, event.pool, -len(event.block_hashes), 0)
+
+    def _cleared(self, time_ms: float, event: hp.HostPoolCleared) -> None:
+        """Memory that loads still read counts as used, like that of a store under way."""
+        kept = len(event.loading_hashes)
+        self._host_changed(time_ms, event.pool, -len(event.block_hashes) - kept, kept)
+
+    def _freed(self, time_ms: float, event: hp.ClearedBlocksFreed) -> None:
+        self._host_changed(time_ms, event.pool, 0, -len(event.block_hashes))
 
     def _load_queued(self, time_ms: float, event: hp.LoadQueued) -> None:
         blocks = len(event.block_hashes)
@@ -393,7 +406,10 @@ _HANDLERS: Mapping[type[Any], Callable[[SpanFold, float, Any], None]] = {
     hp.StorePrepared: SpanFold._prepared,
     hp.StoreSubmitted: SpanFold._submitted,
     hp.StoreLanded: SpanFold._landed,
+    hp.StoreDropped: SpanFold._dropped,
     hp.HostBlocksEvicted: SpanFold._evicted,
+    hp.HostPoolCleared: SpanFold._cleared,
+    hp.ClearedBlocksFreed: SpanFold._freed,
     hp.LoadQueued: SpanFold._load_queued,
     hp.LoadFinished: SpanFold._load_finished,
     hp.ClientRetired: SpanFold._retired,

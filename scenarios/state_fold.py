@@ -41,10 +41,30 @@ class RankState:
 
 @attrs.define(slots=True)
 class PoolState:
-    """One host pool as its events show it: hash -> [resident, pins], and the blocks of transfers under way."""
+    """One host pool as its events show it: hash -> [resident, pins], and the blocks of transfers under way.
+
+    After a clear ``cleared`` has those of the transfers that were under way, and ``kept`` counts the memory they still
+    take, by hash.
+    """
 
     blocks: dict[int, list[int]] = attrs.Factory(dict)
     transfers: dict[int, tuple[int, ...]] = attrs.Factory(dict)
+    cleared: set[int] = attrs.Factory(set)
+    kept: Counter[int] = attrs.Factory(Counter)
+
+    def end(self, transfer: int) -> tuple[tuple[int, ...], bool]:
+        """Forget a transfer. Returns its blocks, and whether the pool was cleared while it was under way."""
+        was_cleared = transfer in self.cleared
+        self.cleared.discard(transfer)
+        return self.transfers.pop(transfer), was_cleared
+
+    def free(self, block_hashes: Iterable[int]) -> None:
+        """Memory that a clear has left to transfers is free."""
+        for hash_ in block_hashes:
+            if not self.kept[hash_]:
+                raise InvariantViolation(f"memory of block {hash_} is freed that no clear has left to a transfer")
+            self.kept[hash_] -= 1
+        self.kept = +self.kept
 
 
 class StateFold:
@@ -184,8 +204,18 @@ class StateFold:
 
     def _landed(self, event: hp.StoreLanded) -> None:
         pool = self._pool(event)
-        for hash_ in pool.transfers.pop(event.transfer):
+        block_hashes, was_cleared = pool.end(event.transfer)
+        if was_cleared:
+            raise InvariantViolation(f"{event.pool}: store {event.transfer} of before a clear lands")
+        for hash_ in block_hashes:
             pool.blocks[hash_][0] = 1
+
+    def _dropped(self, event: hp.StoreDropped) -> None:
+        pool = self._pool(event)
+        block_hashes, was_cleared = pool.end(event.transfer)
+        if not was_cleared:
+            raise InvariantViolation(f"{event.pool}: store {event.transfer} is dropped without a clear")
+        pool.free(block_hashes)
 
     def _evicted(self, event: hp.HostBlocksEvicted) -> None:
         pool = self._pool(event)
@@ -194,6 +224,19 @@ class StateFold:
             if not resident or pins:
                 raise InvariantViolation(f"{event.pool}: a block that is pending or pinned is evicted")
 
+    def _pool_cleared(self, event: hp.HostPoolCleared) -> None:
+        pool = self._pool(event)
+        unused = {hash_ for hash_, (resident, pins) in pool.blocks.items() if resident and not pins}
+        loading = {hash_ for hash_, (resident, pins) in pool.blocks.items() if resident and pins}
+        if unused != set(event.block_hashes) or loading != set(event.loading_hashes):
+            raise InvariantViolation(f"{event.pool}: is cleared of other blocks than it had")
+        pool.kept.update(pool.blocks.keys() - unused)
+        pool.cleared.update(pool.transfers)
+        pool.blocks = {}
+
+    def _freed(self, event: hp.ClearedBlocksFreed) -> None:
+        self._pool(event).free(event.block_hashes)
+
     def _load_queued(self, event: hp.LoadQueued) -> None:
         pool = self._pool(event)
         pool.transfers[event.transfer] = event.block_hashes
@@ -201,17 +244,23 @@ class StateFold:
             pool.blocks[hash_][1] += 1
 
     def _load_finished(self, event: hp.LoadFinished) -> None:
-        pool = self._pool(event)
-        for hash_ in pool.transfers.pop(event.transfer):
+        self._end_load(self._pool(event), event.transfer)
+
+    def _end_load(self, pool: PoolState, transfer: int) -> None:
+        block_hashes, was_cleared = pool.end(transfer)
+        for hash_ in () if was_cleared else block_hashes:
             pool.blocks[hash_][1] -= 1
 
     def _retired(self, event: hp.ClientRetired) -> None:
         pool = self._pool(event)
         for transfer in event.canceled_loads:
-            for hash_ in pool.transfers.pop(transfer):
-                pool.blocks[hash_][1] -= 1
+            self._end_load(pool, transfer)
         for transfer in event.rolled_back_stores:
-            for hash_ in pool.transfers.pop(transfer):
+            block_hashes, was_cleared = pool.end(transfer)
+            if was_cleared:
+                pool.free(block_hashes)
+                continue
+            for hash_ in block_hashes:
                 del pool.blocks[hash_]
 
 
@@ -230,7 +279,10 @@ _HANDLERS: Mapping[type[Any], Callable[[StateFold, Any], None]] = {
     WorkerCrashed: StateFold._crashed,
     hp.StorePrepared: StateFold._prepared,
     hp.StoreLanded: StateFold._landed,
+    hp.StoreDropped: StateFold._dropped,
     hp.HostBlocksEvicted: StateFold._evicted,
+    hp.HostPoolCleared: StateFold._pool_cleared,
+    hp.ClearedBlocksFreed: StateFold._freed,
     hp.LoadQueued: StateFold._load_queued,
     hp.LoadFinished: StateFold._load_finished,
     hp.ClientRetired: StateFold._retired,
@@ -271,6 +323,8 @@ class Verifier:
             for transfer in transfers or (getattr(event, "transfer", None),):
                 self._note((event.pool,), pool.transfers.get(transfer, ()))
             self._note((event.pool,), getattr(event, "block_hashes", ()))
+            if kind is hp.HostPoolCleared:
+                self._note((event.pool,), pool.blocks)
         self.fold.apply(record)
         if kind is wk.PassEnded:
             self._passes_ended.add(record.source)
@@ -325,7 +379,8 @@ class Verifier:
 
     def _compare_pools(self, *, at_end: bool) -> None:
         for name, pool in self._host_pools.items():
-            told = self.fold.pools.get(name, PoolState()).blocks
+            state = self.fold.pools.get(name, PoolState())
+            told = state.blocks
             spoken_of = self._take((name,))
             if self._looks_whole((name,), len(told), at_end=at_end):
                 pool.check()
@@ -337,7 +392,7 @@ class Verifier:
                     wrong.append(hash_)
             if wrong:
                 self._fail(f"{name}: {len(wrong)} blocks differ, e.g. {min(wrong)}")
-            self._count(f"{name}: blocks", pool.used_blocks, len(told))
+            self._count(f"{name}: blocks", pool.used_blocks, len(told) + state.kept.total())
 
     def _looks_whole(self, what: tuple[Any, ...], blocks: int, *, at_end: bool) -> bool:
         self._looks[what] += 1
@@ -365,6 +420,7 @@ _POOL_EVENTS = (
     hp.StorePrepared,
     hp.StoreLanded,
     hp.HostBlocksEvicted,
+    hp.HostPoolCleared,
     hp.LoadQueued,
     hp.LoadFinished,
     hp.ClientRetired,

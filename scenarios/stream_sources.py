@@ -44,14 +44,12 @@ from g2sim.scenarios.validate import (
     StreamEnded,
     Validator,
 )
+from g2sim.scenarios.validate_pools import POOL_TAGS
 
 MAX_LINE_BYTES: Final = 16 * 2**20
 READ_AHEAD: Final = 16
 """Items decoded in one go and then checked in one go: a sixth faster, as each loop alone fits the processor's caches.
 Few, because they are held at once and one can be a batch of ``MAX_PAYLOAD_BYTES``."""
-_POOL_TAGS: Final = frozenset(
-    ("hp.join", "hp.left", "hp.prep", "hp.land", "hp.evict", "hp.load", "hp.done", "tr.arr", "wk.fin")
-)
 
 Located = tuple[int, Item]
 """Line or record number, and what is there."""
@@ -229,7 +227,7 @@ def _run_log(reader: LogReader) -> Iterator[Located]:
                     if may_crash:
                         here.add(event.worker_id)
                     yield number, event
-                elif tag in _POOL_TAGS:
+                elif tag in POOL_TAGS:
                     yield number, LogRecord(tag, values)
                 elif tag in _MEMBERSHIP:
                     worker, role, _ = values

@@ -151,6 +151,7 @@ def _value(
                 "resident_blocks": sorted(hash_ for hash_, (resident, _) in blocks.items() if resident),
                 "pending_blocks": sorted(hash_ for hash_, (resident, _) in blocks.items() if not resident),
                 "pinned_blocks": sorted(hash_ for hash_, (_, pins) in blocks.items() if pins),
+                "cleared_blocks": [] if pool_state is None else sorted(pool_state.kept.elements()),
                 "transfers": [] if pool_state is None else sorted(pool_state.transfers),
             }
         )

@@ -4,7 +4,8 @@ Owns: each pool's own history (what landed, what was evicted) and how far each c
 before the copy ends; capacity and pins of pools; play isolation of loads. Refuses to know: residency of ranks.
 
 A client must announce exactly the pool's changes, in their order, from its join on, after a snapshot of what was
-resident then. The history is kept only from where the slowest client is.
+resident then. The history is kept only from where the slowest client is. A clear ends the history: a client then must
+announce the removal of what it has announced as resident, and nothing of what it has not.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ _NEW: Final = -1
 
 @attrs.define(slots=True)
 class _Client:
-    """``next_idx``: number of the pool change it must announce next. ``owed``: rest of its snapshot."""
+    """What it must announce: the rest of its snapshot, ``owed``; that what a clear took is gone, ``cleared``; then the
+    pool's changes from number ``next_idx`` on.
+    """
 
     next_idx: int
     owed: set[int]
+    cleared: set[int] = attrs.Factory(set)
     retired: bool = False
     lost: bool = False
 
@@ -42,6 +46,7 @@ class _Client:
 class _Transfer:
     block_hashes: tuple[int, ...]
     is_load: bool
+    cleared: bool = False
 
 
 class _Pool:
@@ -49,6 +54,7 @@ class _Pool:
         self.capacity = capacity
         self.resident: dict[int, str | None] = {}  # hash -> cache id that stored it
         self.pending: dict[int, str | None] = {}
+        self.kept = 0  # blocks that a clear has left to transfers under way
         self.pins: dict[int, int] = {}
         self.transfers: dict[int, _Transfer] = {}
         self.clients: dict[RankId, _Client] = {}
@@ -102,6 +108,13 @@ class PoolAudit:
             if client.owed:
                 self._lose(client, "KV623", place, rank, f"{len(client.owed)} resident blocks are not in its snapshot")
                 return
+            if client.cleared:
+                if not stored and hash_ in client.cleared:
+                    client.cleared.discard(hash_)
+                    continue
+                problem = f"{'store' if stored else 'removal'} of {hash_} comes before removals of a clear"
+                self._lose(client, "KV702", place, rank, problem)
+                return
             if not self._follows(pool, client, place, rank, stored, hash_):
                 return
         pool.trim()
@@ -109,7 +122,7 @@ class PoolAudit:
     def finish(self, place: Place) -> None:
         for pool in self._pools.values():
             for rank, client in pool.clients.items():
-                behind = pool.next_idx - client.next_idx
+                behind = pool.next_idx - client.next_idx + len(client.cleared)
                 if behind and not (client.retired or client.lost):
                     self._say("KV703", place, rank, f"{behind} changes of its host pool are not announced")
 
@@ -157,6 +170,9 @@ class PoolAudit:
             self._unpin(pool, pool.transfers.pop(number, None))
         for number in stores:
             gone = pool.transfers.pop(number, None)
+            if gone is not None and gone.cleared:
+                pool.kept -= len(gone.block_hashes)
+                continue
             for hash_ in gone.block_hashes if gone else ():
                 pool.pending.pop(hash_, None)
         pool.trim()
@@ -176,14 +192,14 @@ class PoolAudit:
         pool.transfers[transfer] = _Transfer(block_hashes, False)
         cache_id = self._cache_ids.get(request)
         pool.pending.update(dict.fromkeys(block_hashes, cache_id))
-        held = len(pool.resident) + len(pool.pending)
+        held = len(pool.resident) + len(pool.pending) + pool.kept
         if pool.capacity is not None and held > pool.capacity:
             self._say("KV502", place, None, f"{name} holds {held} blocks, capacity {pool.capacity}")
 
     def _landed(self, place: Place, name: str, transfer: int, _ended_ms: float) -> None:
         pool = self._pool(name)
         done = pool.transfers.pop(transfer, None)
-        for hash_ in done.block_hashes if done else ():
+        for hash_ in done.block_hashes if done and not done.cleared else ():
             pool.resident[hash_] = pool.pending.pop(hash_, None)
             pool.history.append((True, hash_))
         pool.trim()
@@ -200,6 +216,35 @@ class PoolAudit:
             del pool.resident[hash_]
             pool.history.append((False, hash_))
         pool.trim()
+
+    def _cleared(self, place: Place, name: str, block_hashes: tuple[int, ...], loading_hashes: tuple[int, ...]) -> None:
+        pool = self._pool(name)
+        for hash_ in block_hashes:
+            if hash_ not in pool.resident or pool.pins.get(hash_):
+                state = "pinned" if hash_ in pool.resident else "not resident"
+                self._say("KV503", place, None, f"{name} frees the memory of {hash_} in a clear, which is {state}")
+        for client in pool.clients.values():
+            known = set(pool.resident) - client.owed
+            for stored, hash_ in reversed(list(pool.history)[client.next_idx - pool.first_idx :]):
+                (known.discard if stored else known.add)(hash_)
+            client.cleared |= known
+            client.owed = set()
+            client.next_idx = pool.next_idx
+        pool.kept += len(pool.pending) + len(loading_hashes)
+        pool.resident.clear()
+        pool.pending.clear()
+        pool.pins.clear()
+        for transfer in pool.transfers.values():
+            transfer.cleared = True
+        pool.trim()
+
+    def _freed(self, place: Place, name: str, block_hashes: tuple[int, ...]) -> None:
+        self._pool(name).kept -= len(block_hashes)
+
+    def _dropped(self, place: Place, name: str, transfer: int, _ended_ms: float) -> None:
+        pool = self._pool(name)
+        done = pool.transfers.pop(transfer, None)
+        pool.kept -= len(done.block_hashes) if done else 0
 
     def _load(
         self,
@@ -230,7 +275,7 @@ class PoolAudit:
 
     @staticmethod
     def _unpin(pool: _Pool, load: _Transfer | None) -> None:
-        for hash_ in load.block_hashes if load else ():
+        for hash_ in load.block_hashes if load and not load.cleared else ():
             pins = pool.pins.pop(hash_, 1) - 1
             if pins > 0:
                 pool.pins[hash_] = pins
@@ -252,9 +297,15 @@ _HANDLERS: Final[dict[str, Callable[..., None]]] = {
     "hp.left": PoolAudit._left,
     "hp.prep": PoolAudit._prepared,
     "hp.land": PoolAudit._landed,
+    "hp.drop": PoolAudit._dropped,
     "hp.evict": PoolAudit._evicted,
+    "hp.clear": PoolAudit._cleared,
+    "hp.free": PoolAudit._freed,
     "hp.load": PoolAudit._load,
     "hp.done": PoolAudit._load_done,
     "tr.arr": PoolAudit._arrived,
     "wk.fin": PoolAudit._ended,
 }
+
+POOL_TAGS: Final = frozenset(_HANDLERS)
+"""Tags of the records that ``PoolAudit.feed`` has a use for."""

@@ -23,7 +23,14 @@ import attrs
 
 from g2sim.actors.config import HandoffConfig, TransferTiming, WorkerRole
 from g2sim.actors.handoff import events as ev
-from g2sim.actors.membership.messages import LostRequest, WorkersAreBack, WorkersAreDown, WorkersAreLost
+from g2sim.actors.kv.events import Tier
+from g2sim.actors.membership.messages import (
+    CachesAreCleared,
+    LostRequest,
+    WorkersAreBack,
+    WorkersAreDown,
+    WorkersAreLost,
+)
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.messages import (
     CancelRequest,
@@ -83,12 +90,14 @@ class _Handoff:
     """One hand-off under way.
 
     ``fresh_blocks`` is what the destination lacked; ``held``: the source is, or was; ``moved``: the destination has the
-    KV; ``activated``: it owns it; ``over``: the request has ended, or was refused; ``source_lost``: its worker crashed.
+    KV; ``activated``: it owns it; ``over``: the request has ended, or was refused; ``source_lost``: its worker crashed;
+    ``cleared``: tiers that were cleared since the source had its KV.
     """
 
     __slots__ = (
         "activated",
         "arrived",
+        "cleared",
         "destination",
         "fresh_blocks",
         "given",
@@ -112,6 +121,7 @@ class _Handoff:
         self.activated = False
         self.over = False
         self.source_lost = False
+        self.cleared: frozenset[Tier] = frozenset()
 
 
 def transfer_delay_ms(tokens: int, config: HandoffConfig) -> float:
@@ -178,6 +188,8 @@ class HandoffCoordinator:
             while self._transfers and self._transfers[0][0] <= port.now_ms:
                 _, number = heapq.heappop(self._transfers)
                 self._moved(self._handoffs[number])
+        elif kind is CachesAreCleared:
+            self._note_clear(message)
         elif kind is WorkersAreDown:
             self._break_off(message.actors)
         elif kind is WorkersAreLost:
@@ -291,7 +303,7 @@ class HandoffCoordinator:
     def _activate(self, handoff: _Handoff) -> Turn:
         placement = _known(handoff.destination)
         actor = self._workers[WorkerRole.DECODE][placement.worker]
-        reply: HandoffReply = yield Ask(actor, ActivateDestination(placement.dp_rank, handoff.number))
+        reply: HandoffReply = yield Ask(actor, ActivateDestination(placement.dp_rank, handoff.number, handoff.cleared))
         if reply.busy:
             self._parked.setdefault(actor, []).append((placement.dp_rank, _Step.ACTIVATE, handoff))
             return
@@ -352,6 +364,15 @@ class HandoffCoordinator:
             status = RequestStatus.CANCELED.value
             port.publish(RequestEnded(worker=None, role=role.value, dp_rank=None, request=request, status=status))
         self._plan(port)
+
+    def _note_clear(self, message: CachesAreCleared) -> None:
+        """Sources that are held are of before the clear."""
+        for handoff in self._handoffs.values():
+            source = handoff.source
+            if source is None or not handoff.held or message.dp_rank not in (None, source.dp_rank):
+                continue
+            if self._workers[WorkerRole.PREFILL][source.worker] in message.actors:
+                handoff.cleared |= message.tiers
 
     # -- workers that crash
 
@@ -495,6 +516,7 @@ class HandoffCoordinator:
                 self._actions.append((_Step.CLEAR_AWAY, self._handoffs[report.handoff]))
             elif isinstance(report, SourceIsHeld):
                 self._handoffs[report.handoff].held = True
+                self._handoffs[report.handoff].cleared = report.cleared
                 self._actions.append((_Step.RESERVE, self._handoffs[report.handoff]))
             else:
                 handoff = self._handoffs[report.handoff]

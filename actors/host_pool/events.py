@@ -1,7 +1,8 @@
 """Events of a host pool. ``pool`` is its name; a client is one rank of one worker.
 
 A pool's residency can be folded from these alone: a prepared store's blocks are pending until it lands, an evicted
-block is gone, a queued load pins its blocks until it is loaded.
+block is gone, a queued load pins its blocks until it is loaded. After a clear nothing is resident; blocks of transfers
+under way take memory until ``ClearedBlocksFreed`` or ``StoreDropped``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,29 @@ class ClientRetired:
 
 @event("hp.evict")
 class HostBlocksEvicted:
-    """Resident blocks gave way to a store, in eviction order, or were lost with their memory or in a clear."""
+    """Resident blocks gave way to a store, in eviction order, or were lost with their memory."""
+
+    pool: str
+    block_hashes: tuple[int, ...]
+
+
+@event("hp.clear")
+class HostPoolCleared:
+    """All that was resident is gone, and no store under way will land. Blocks of transfers under way keep their memory.
+
+    Attributes:
+        block_hashes: resident blocks that no load was reading, in eviction order; their memory is free.
+        loading_hashes: resident blocks that loads under way are reading.
+    """
+
+    pool: str
+    block_hashes: tuple[int, ...]
+    loading_hashes: tuple[int, ...]
+
+
+@event("hp.free")
+class ClearedBlocksFreed:
+    """The last load that read these blocks, which a clear had found in use, is over: their memory is free."""
 
     pool: str
     block_hashes: tuple[int, ...]
@@ -66,6 +89,18 @@ class StoreLanded:
     """A store's copy was found complete: its blocks are resident.
 
     ``ended_ms`` is when the copy ended. A private tier looks at its rank's ticks only, so that can be earlier.
+    """
+
+    pool: str
+    transfer: int
+    ended_ms: float
+
+
+@event("hp.drop")
+class StoreDropped:
+    """A store that was under way at a clear was found complete: its memory is free, and nothing became resident.
+
+    ``ended_ms`` as in ``StoreLanded``.
     """
 
     pool: str

@@ -37,8 +37,9 @@ class Retire:
 
 
 @attrs.frozen(kw_only=True, slots=True)
-class DropUnused:
-    """Lose the resident blocks that no transfer uses; every client hears of it. Reply: how many (int)."""
+class Clear:
+    """Lose all that is resident or under way to be; every client hears of it. Blocks of transfers under way keep their
+    memory until these have ended. Reply: how many resident blocks no load was reading (int)."""
 
     client: int
 

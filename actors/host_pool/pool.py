@@ -6,6 +6,9 @@ Refuses to know: requests beyond their number, the bus, and device memory.
 A block is *pending* from the moment room is taken for it until its copy lands, then *resident*. Both count as used.
 Only resident blocks that no load has pinned can be evicted, oldest first. Age: a touch makes one block the youngest; a
 landing store, or a finished load, makes its whole cohort youngest at once, ordered among themselves by hash.
+
+A clear begins a new book of blocks. Transfers under way go on with the old one, where nobody looks; its blocks count
+as used until these have ended.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from g2sim.actors.host_pool.messages import (
     NOTHING,
     QUIET,
     BoundaryReply,
+    Clear,
     Completion,
-    DropUnused,
     Join,
     LookUp,
     LookUpOutcome,
@@ -36,6 +39,7 @@ from g2sim.actors.host_pool.messages import (
     TickReply,
 )
 from g2sim.actors.host_pool.transfers import Direction, Transport
+from g2sim.actors.kv.events import removed_by_clear
 from g2sim.bus.errors import InvariantViolation
 
 _MAX_TOUCHED = 64
@@ -56,13 +60,23 @@ class _Entry:
 
 
 class _Transfer:
-    __slots__ = ("block_hashes", "client", "direction", "request", "submitted")
+    """``entries``: the book that its blocks are in."""
 
-    def __init__(self, client: int, request: int, direction: Direction, block_hashes: tuple[int, ...]) -> None:
+    __slots__ = ("block_hashes", "client", "direction", "entries", "request", "submitted")
+
+    def __init__(
+        self,
+        client: int,
+        request: int,
+        direction: Direction,
+        block_hashes: tuple[int, ...],
+        entries: dict[int, _Entry],
+    ) -> None:
         self.client = client
         self.request = request
         self.direction = direction
         self.block_hashes = block_hashes
+        self.entries = entries
         self.submitted = False
 
 
@@ -109,6 +123,7 @@ class HostPool:
         self.outbox: list[Any] = []
         self._transport = transport
         self._entries: dict[int, _Entry] = {}
+        self._cleared_blocks = 0  # in older books
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._transfers: dict[int, _Transfer] = {}
         self._clients: dict[int, _Client] = {}
@@ -140,15 +155,14 @@ class HostPool:
         for number in (*loads, *stores):
             if self._transfers[number].submitted:
                 self._transport.remove(number)
+        self.outbox.append(ev.ClientRetired(canceled_loads=tuple(loads), rolled_back_stores=tuple(stores), **gone.who))
         for number in loads:
-            self._unpin(self._transfers.pop(number).block_hashes)
+            self._unpin(self._transfers.pop(number))
         for number in stores:
-            for hash_ in self._transfers.pop(number).block_hashes:
-                del self._entries[hash_]
+            self._give_up_store(self._transfers.pop(number))
         if loads or stores:
             self._ended += 1
             self._residency += 1
-        self.outbox.append(ev.ClientRetired(canceled_loads=tuple(loads), rolled_back_stores=tuple(stores), **gone.who))
 
     def empty(self) -> None:
         """Lose everything: the memory is gone, and with it the last client.
@@ -157,13 +171,29 @@ class HostPool:
         """
         if self._clients:
             raise InvariantViolation(f"{self.name}: is emptied while it has clients")
-        self._evict_unused()
+        self._carry_out_touches()
+        if self._evictable:
+            self._evict(tuple(self._evictable))
         self._transport.restart()
 
-    def drop_unused(self, now_ms: float) -> int:
-        """See ``DropUnused``."""
+    def clear(self, now_ms: float) -> int:
+        """See ``Clear``."""
         self._catch_up(now_ms)
-        return self._evict_unused()
+        untold = [change for client in self._clients.values() for change in client.changes]
+        if not self._entries and not any(change.stored for change in untold):
+            return 0
+        self._carry_out_touches()
+        unused = tuple(self._evictable)
+        self._take_out(unused)
+        in_use, self._entries = self._entries, {}
+        self._cleared_blocks += len(in_use)
+        loading = tuple([hash_ for hash_, entry in in_use.items() if entry.resident])
+        self.outbox.append(ev.HostPoolCleared(pool=self.name, block_hashes=unused, loading_hashes=loading))
+        for client in self._clients.values():
+            told_later = [(change.stored, change.block_hashes) for change in client.changes]
+            gone = removed_by_clear(told_later, unused + loading)
+            client.changes = [PoolChange(stored=False, block_hashes=gone)] if gone else []
+        return len(unused)
 
     # -- restoring
 
@@ -234,7 +264,7 @@ class HostPool:
         client = self._clients[message.client]
         wanted = keys[message.start : message.stop]
         block_hashes = tuple(keys[position] for position in missing)
-        needed = len(missing) - (self.capacity_blocks - len(entries))
+        needed = len(missing) - (self.capacity_blocks - self.used_blocks)
         victims = self._victims(needed, set(wanted))
         if victims is None:
             self.outbox.append(
@@ -288,8 +318,11 @@ class HostPool:
             self._ended += 1
             is_load = transfer.direction is Direction.HOST_TO_DEVICE
             if is_load:
-                self._unpin(transfer.block_hashes)
                 self.outbox.append(ev.LoadFinished(pool=self.name, transfer=number, ended_ms=end_ms))
+                self._unpin(transfer)
+            elif transfer.entries is not self._entries:
+                self._give_up_store(transfer)
+                self.outbox.append(ev.StoreDropped(pool=self.name, transfer=number, ended_ms=end_ms))
             else:
                 for hash_ in transfer.block_hashes:
                     self._entries[hash_].resident = True
@@ -362,7 +395,7 @@ class HostPool:
 
     @property
     def used_blocks(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + self._cleared_blocks
 
     @property
     def resident_blocks(self) -> int:
@@ -387,27 +420,38 @@ class HostPool:
 
     def check(self) -> None:
         """Raise InvariantViolation unless the books agree. Costs O(blocks)."""
-        if not len(self._entries) <= self.capacity_blocks:
-            raise InvariantViolation(f"{self.name}: {len(self._entries)} blocks in {self.capacity_blocks}")
+        if not self.used_blocks <= self.capacity_blocks:
+            raise InvariantViolation(f"{self.name}: {self.used_blocks} blocks in {self.capacity_blocks}")
+        older = {id(transfer.entries): transfer.entries for transfer in self._transfers.values()}
+        older.pop(id(self._entries), None)
+        if not sum(map(len, older.values())) == self._cleared_blocks:
+            raise InvariantViolation(f"{self.name}: {self._cleared_blocks} cleared blocks, transfers use others")
+        for entries in (self._entries, *older.values()):
+            self._check_book(entries)
+        if not self._evictable.keys() <= self._entries.keys():
+            raise InvariantViolation(f"{self.name}: the eviction order holds blocks that are gone")
+
+    def _check_book(self, entries: dict[int, _Entry]) -> None:
         pins: dict[int, int] = {}
         pending: set[int] = set()
         for transfer in self._transfers.values():
+            if transfer.entries is not entries:
+                continue
             if transfer.direction is Direction.HOST_TO_DEVICE:
                 for hash_ in transfer.block_hashes:
                     pins[hash_] = pins.get(hash_, 0) + 1
             else:
                 pending.update(transfer.block_hashes)
-        for hash_, entry in self._entries.items():
+        for hash_, entry in entries.items():
             if not entry.pins == pins.get(hash_, 0):
                 raise InvariantViolation(
                     f"{self.name}: block {hash_} has {entry.pins} pins for {pins.get(hash_, 0)} loads"
                 )
             if not entry.resident == (hash_ not in pending):
                 raise InvariantViolation(f"{self.name}: block {hash_} is pending without a store, or the reverse")
-            if not (hash_ in self._evictable) == (entry.resident and entry.pins == 0):
+            is_evictable = entries is self._entries and hash_ in self._evictable
+            if not is_evictable == (entry.resident and entry.pins == 0):
                 raise InvariantViolation(f"{self.name}: block {hash_} is wrongly in or out of the eviction order")
-        if not self._evictable.keys() <= self._entries.keys():
-            raise InvariantViolation(f"{self.name}: the eviction order holds blocks that are gone")
 
     # -- inside
 
@@ -418,7 +462,7 @@ class HostPool:
     def _new_transfer(self, client: int, request: int, direction: Direction, block_hashes: Sequence[int]) -> int:
         number = self._next_transfer
         self._next_transfer += 1
-        self._transfers[number] = _Transfer(client, request, direction, tuple(block_hashes))
+        self._transfers[number] = _Transfer(client, request, direction, tuple(block_hashes), self._entries)
         return number
 
     def _submit(self, number: int, client: _Client, now_ms: float, from_ms: float) -> float | None:
@@ -444,21 +488,23 @@ class HostPool:
                     return victims
         return None
 
-    def _evict_unused(self) -> int:
-        """Evict all that may be; returns how many blocks."""
-        self._carry_out_touches()
-        gone = tuple(self._evictable)
-        if gone:
-            self._evict(gone)
-        return len(gone)
-
     def _evict(self, block_hashes: tuple[int, ...]) -> None:
+        self._take_out(block_hashes)
+        self.outbox.append(ev.HostBlocksEvicted(pool=self.name, block_hashes=block_hashes))
+        self._announce(PoolChange(stored=False, block_hashes=block_hashes))
+
+    def _take_out(self, block_hashes: Iterable[int]) -> None:
+        """Evictable blocks are here no more."""
         self._residency += 1
         for hash_ in block_hashes:
             del self._entries[hash_]
             del self._evictable[hash_]
-        self.outbox.append(ev.HostBlocksEvicted(pool=self.name, block_hashes=block_hashes))
-        self._announce(PoolChange(stored=False, block_hashes=block_hashes))
+
+    def _give_up_store(self, transfer: _Transfer) -> None:
+        for hash_ in transfer.block_hashes:
+            del transfer.entries[hash_]
+        if transfer.entries is not self._entries:
+            self._cleared_blocks -= len(transfer.block_hashes)
 
     def _touch(self, keys: Sequence[int]) -> None:
         """Make each evictable block youngest, last to first, so that a prefix is never older than what follows it.
@@ -485,16 +531,23 @@ class HostPool:
             self._evictable[hash_] = None
             self._evictable.move_to_end(hash_)
 
-    def _unpin(self, block_hashes: Iterable[int]) -> None:
+    def _unpin(self, transfer: _Transfer) -> None:
         idle = []
-        for hash_ in block_hashes:
-            entry = self._entries[hash_]
+        entries = transfer.entries
+        for hash_ in transfer.block_hashes:
+            entry = entries[hash_]
             entry.pins -= 1
             if entry.pins < 0:
                 raise InvariantViolation(f"{self.name}: block {hash_} is unpinned more often than pinned")
             if entry.pins == 0:
                 idle.append(hash_)
-        self._make_youngest(idle)
+        if entries is self._entries:
+            self._make_youngest(idle)
+        elif idle:
+            for hash_ in idle:
+                del entries[hash_]
+            self._cleared_blocks -= len(idle)
+            self.outbox.append(ev.ClearedBlocksFreed(pool=self.name, block_hashes=tuple(idle)))
 
     def _announce(self, change: PoolChange) -> None:
         for client in self._clients.values():
@@ -525,7 +578,7 @@ class HostPool:
 _HANDLERS: dict[type[Any], Callable[[HostPool, Any, float], Any]] = {
     Join: lambda pool, message, now_ms: pool.join(message),
     Retire: lambda pool, message, now_ms: pool.retire(message.client, now_ms, abrupt=message.abrupt),
-    DropUnused: lambda pool, message, now_ms: pool.drop_unused(now_ms),
+    Clear: lambda pool, message, now_ms: pool.clear(now_ms),
     LookUp: lambda pool, message, now_ms: pool.look_up(message),
     QueueLoad: lambda pool, message, now_ms: pool.queue_load(message, now_ms),
     PrepareStore: lambda pool, message, now_ms: pool.prepare_store(message, now_ms),

@@ -7,6 +7,7 @@ A removal that makes room is published before the store that uses the room.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 
 from g2sim.bus.events import event
 
@@ -63,3 +64,25 @@ class BlocksCleared:
     dp_rank: int
     event_id: int
     tier: str | None
+
+
+def removed_by_clear(untold: Iterable[tuple[bool, Sequence[int]]], cleared: Sequence[int]) -> tuple[int, ...]:
+    """The blocks whose removal is to be announced when a tier is cleared before all of its changes were.
+
+    Args:
+        untold: changes that have not been announced, in order: stored or removed, and block hashes.
+        cleared: what the tier held, in order of removal.
+    Returns: what was announced as stored, and not as removed. No store of before the clear is announced after it.
+    """
+    unknown: set[int] = set()
+    gone: list[int] = []
+    for stored, block_hashes in (*untold, (False, cleared)):
+        if stored:
+            unknown.update(block_hashes)
+            continue
+        for hash_ in block_hashes:
+            if hash_ in unknown:
+                unknown.remove(hash_)
+            else:
+                gone.append(hash_)
+    return tuple(gone)

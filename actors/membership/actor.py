@@ -15,8 +15,10 @@ from typing import Any
 import attrs
 
 from g2sim.actors.config import WorkerRole
+from g2sim.actors.kv.events import Tier
 from g2sim.actors.membership.events import RequestLost
 from g2sim.actors.membership.messages import (
+    CachesAreCleared,
     ClearCaches,
     Crash,
     LostRequest,
@@ -170,8 +172,13 @@ class MembershipActor:
         yield from self._tell_routers(WorkerState.READY, fault, port)
 
     def _clear(self, fault: Fault, port: Port) -> Turn:
-        for target in self._targets(fault):
-            yield Ask(target.actor, ClearCaches(fault.name, fault.dp_rank, fault.tier))
+        targets = self._targets(fault)
+        tiers = frozenset(Tier if fault.tier is None else [fault.tier])
+        for target in targets:
+            yield Ask(target.actor, ClearCaches(fault.name, fault.dp_rank, tiers))
+        if self._coordinator is not None:
+            actors = tuple([target.actor for target in targets])
+            yield Ask(self._coordinator, CachesAreCleared(actors, fault.dp_rank, tiers))
 
     # -- inside
 

@@ -34,11 +34,12 @@ class WorkerRestarted:
 
 @event("mb.clear")
 class CachesCleared:
-    """A rank lost the cached blocks that nobody used. Its KV events say which, at the end of a pass under way.
+    """A rank lost its cached blocks. Its KV events say which, at the end of a pass under way.
 
     Attributes:
-        device_dropped_blocks, host_dropped_blocks: lost; from a shared pool they count at the first rank that asked.
-        device_kept_blocks: still resident, as they are in use.
+        device_dropped_blocks, host_dropped_blocks: not in use, so that their memory is free; those of a shared pool
+            count at the first rank that asked.
+        device_kept_blocks: in use. Nobody finds them any more, and their memory is free when their last use has ended.
     """
 
     worker: int

@@ -24,15 +24,27 @@ class Restart:
 
 @attrs.frozen(slots=True)
 class ClearCaches:
-    """Told to a worker: the cached blocks that nobody uses are lost. Reply: None.
+    """Told to a worker: its cached blocks are lost; none that is in use is found again. Reply: None.
 
     Attributes:
-        dp_rank: of this rank only, None for all; ``tier``: of this one only, None for both.
+        dp_rank: of this rank only, None for all.
     """
 
     fault: str
     dp_rank: int | None
-    tier: Tier | None
+    tiers: frozenset[Tier]
+
+
+@attrs.frozen(slots=True)
+class CachesAreCleared:
+    """Told to the hand-off coordinator: sources that these workers (by actor) hold are of before a clear. Reply: None.
+
+    ``dp_rank``: on this rank of each only, None for all.
+    """
+
+    actors: tuple[str, ...]
+    dp_rank: int | None
+    tiers: frozenset[Tier]
 
 
 @attrs.frozen(slots=True)

@@ -9,7 +9,14 @@ import attrs
 
 from g2sim.actors.handoff.departures import Departures
 from g2sim.actors.handoff.events import SourceReleased
-from g2sim.actors.host_pool.events import ClientRetired, LoadFinished, LoadQueued, StoreLanded, StorePrepared
+from g2sim.actors.host_pool.events import (
+    ClientRetired,
+    LoadFinished,
+    LoadQueued,
+    StoreDropped,
+    StoreLanded,
+    StorePrepared,
+)
 from g2sim.actors.kv.blocks import BlockHasher
 from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, continued_prompt
 from g2sim.actors.membership.messages import SendAgain
@@ -47,7 +54,7 @@ def watched_events(driver: TrafficDriver, *, disaggregated: bool) -> list[type[A
     if isinstance(driver, LoadControl):
         events.append(CanceledRequestLeft)
         if driver.prepares:
-            events += [StorePrepared, StoreLanded, LoadQueued, LoadFinished, ClientRetired]
+            events += [StorePrepared, StoreLanded, StoreDropped, LoadQueued, LoadFinished, ClientRetired]
     return events
 
 

@@ -15,7 +15,7 @@ import attrs
 
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.handoff import events as handoff_events
-from g2sim.actors.host_pool.messages import QUIET, DropUnused, HostProgress, Join, PoolChange, Retire
+from g2sim.actors.host_pool.messages import QUIET, Clear, HostProgress, Join, PoolChange, Retire
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import Link
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
@@ -329,7 +329,7 @@ class WorkerActor:
         place = self.places[message.dp_rank]
         who = place.who | {"handoff": message.handoff}
         if isinstance(message, ActivateDestination):
-            request = place.rank.activate_destination(message.handoff)
+            request = place.rank.activate_destination(message.handoff, message.cleared)
             port.publish(handoff_events.DestinationActivated(request=request, **who))
         else:
             request = place.rank.release_source(message.handoff)
@@ -375,28 +375,27 @@ class WorkerActor:
         self._plan(port)
 
     def _clear(self, message: ClearCaches, port: Port) -> None:
-        """Lose what nobody uses; shown at once, or at the end of the pass in flight."""
+        """Lose all that can be found; shown at once, or at the end of the pass in flight."""
         emptied: list[RankPlace] = []
         for place in self.places:
             if message.dp_rank not in (None, place.dp_rank):
                 continue
             rank = place.rank
-            device = host = 0
-            if message.tier is not Tier.HOST_PINNED:
-                device = rank.drop_unused()
-            if message.tier is not Tier.DEVICE and self._link is not None:
-                host = place.ask(DropUnused(client=rank.client))
-            resident = rank.pool.resident_blocks
+            dropped, kept = rank.clear(message.tiers)
+            for one, result in self._in_flight or ():
+                if one is place:
+                    result.reports = [_of_before_a_clear(report, message.tiers) for report in result.reports]
+            clears_host = Tier.HOST_PINNED in message.tiers and self._link is not None
             port.publish(
                 CachesCleared(
                     fault=message.fault,
-                    device_dropped_blocks=device,
-                    device_kept_blocks=resident,
-                    host_dropped_blocks=host,
+                    device_dropped_blocks=dropped,
+                    device_kept_blocks=kept,
+                    host_dropped_blocks=place.ask(Clear(client=rank.client)) if clears_host else 0,
                     **place.who,
                 )
             )
-            if device and not resident and self._link is None:
+            if (dropped or kept) and self._link is None:
                 emptied.append(place)
         if self._in_flight is not None:
             return
@@ -713,6 +712,10 @@ def _talk(place: RankPlace, steps: Generator[Any, Any, Any]) -> Any:
 def _shows(result: PassResult, request: int) -> bool:
     """Whether a pass ends, or puts something out for, this request."""
     return request in result.emitted or any(one.request == request for one in (*result.endings, *result.reports))
+
+
+def _of_before_a_clear(report: HandoffReport, tiers: frozenset[Tier]) -> HandoffReport:
+    return attrs.evolve(report, cleared=report.cleared | tiers) if isinstance(report, SourceIsHeld) else report
 
 
 def _is_due(place: RankPlace, now_ms: float) -> bool:

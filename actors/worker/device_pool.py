@@ -6,7 +6,8 @@ Refuses to know: requests, time, events (callers get the evicted hashes back).
 Memory is numbered 0..capacity-1. A memory block is free, reserved (taken by a reservation, not yet used), or holds a
 *copy*: private (no hash yet) or cached under a hash. Several copies of one hash may exist; the oldest alive is the
 *primary* one, the only one that prefix hits use. A cached copy that nobody references, pins or holds is *inactive*
-and may be evicted, oldest first.
+and may be evicted, oldest first. A clear takes the hashes from copies in use: no hit finds them, and their memory is
+free when their last use has ended.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class DevicePool:
         "_pins",
         "_primary",
         "_refs",
+        "_unlisted",
         "_younger",
         "capacity_blocks",
         "copies",
@@ -64,6 +66,8 @@ class DevicePool:
         self._primary: dict[int, int] = {}
         self._younger: dict[int, list[int]] = {}
         self._inactive: OrderedDict[int, None] = OrderedDict()
+        # Copies without a hash, because of a clear, that may have several uses.
+        self._unlisted: set[int] = set()
 
     # -- looking
 
@@ -199,10 +203,10 @@ class DevicePool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference of each block, last to first; a private copy becomes free memory at once."""
-        hashes, refs, free = self._hash, self._refs, self._free
+        hashes, refs, free, unlisted = self._hash, self._refs, self._free, self._unlisted
         unused: list[int] = []
         for block in reversed(blocks):
-            if hashes[block] is None:
+            if hashes[block] is None and block not in unlisted:
                 refs[block] = 0
                 self.copies -= 1
                 free.append(block)
@@ -214,12 +218,21 @@ class DevicePool:
                 raise InvariantViolation(f"device block {block} is released more often than referenced")
         self._settle(unused)
 
-    def drop_inactive(self) -> list[int]:
-        """Evict all copies that may be. Returns the hashes whose last copy that was, in order of eviction."""
+    def clear(self) -> tuple[list[int], list[int]]:
+        """Evict all inactive copies, and let no hit find those in use.
+
+        Returns: hashes that no copy in use had, in order of eviction; and the others, a prefix after what follows it.
+        """
         gone = list(self._inactive)
         removed = self._evict(gone)
         self._free += gone
-        return removed
+        in_use = list(reversed(self._primary))
+        for block in itertools.chain(self._primary.values(), *self._younger.values()):
+            self._hash[block] = None
+            self._unlisted.add(block)
+        self._primary.clear()
+        self._younger.clear()
+        return removed, in_use
 
     # -- copies to the host tier
 
@@ -235,6 +248,8 @@ class DevicePool:
             if hold:
                 self._held_by[block] = transfer
                 self._inactive.pop(block, None)
+                if self._hash[block] is None:
+                    self._unlisted.add(block)
         self.copy_outs[transfer] = tuple(blocks) if hold else ()
 
     def end_copy_out(self, transfer: int) -> None:
@@ -248,11 +263,16 @@ class DevicePool:
     # -- inside
 
     def _settle(self, blocks: Iterable[int]) -> None:
-        """Let cached copies that nobody uses any more be evicted, in this order."""
+        """Let cached copies that nobody uses any more be evicted, in this order; unlisted ones become free memory."""
         refs, pins, held_by, hash_of, inactive = self._refs, self._pins, self._held_by, self._hash, self._inactive
         for block in blocks:
-            if refs[block] == pins[block] == 0 and held_by[block] is None and hash_of[block] is not None:
-                inactive[block] = None
+            if refs[block] == pins[block] == 0 and held_by[block] is None:
+                if hash_of[block] is not None:
+                    inactive[block] = None
+                elif block in self._unlisted:
+                    self._unlisted.remove(block)
+                    self.copies -= 1
+                    self._free.append(block)
 
     def _evict(self, blocks: Sequence[int]) -> list[int]:
         """Evict inactive copies, in order; returns the hashes of which no other copy is left."""
@@ -295,5 +315,11 @@ class DevicePool:
         for block in self._inactive:
             if not (self._refs[block] == self._pins[block] == 0 and self._held_by[block] is None):
                 raise InvariantViolation(f"device pool: inactive block {block} is in use")
+        for block in self._unlisted:
+            if not (
+                self._hash[block] is None
+                and (self._refs[block] or self._pins[block] or self._held_by[block] is not None)
+            ):
+                raise InvariantViolation(f"device pool: unlisted block {block} has a hash, or is not in use")
         if not (min(self._refs) >= 0 and min(self._pins) >= 0):
             raise InvariantViolation("device pool: negative use count")

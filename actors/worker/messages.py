@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from g2sim.actors.kv.events import Tier
 from g2sim.actors.worker.sequence import RankRequest
 
 
@@ -42,10 +43,14 @@ class ReserveDestination:
 
 @attrs.frozen(slots=True)
 class ActivateDestination:
-    """The KV has arrived: queue the request with its blocks. Reply: ``HandoffReply``."""
+    """The KV has arrived: queue the request with its blocks. Reply: ``HandoffReply``.
+
+    ``cleared``: as in ``SourceIsHeld``.
+    """
 
     dp_rank: int
     handoff: int
+    cleared: frozenset[Tier]
 
 
 @attrs.frozen(slots=True)
@@ -59,10 +64,14 @@ class ReleaseSource:
 
 @attrs.frozen(slots=True)
 class SourceIsHeld:
-    """A prefill source is done; its blocks stay until it is released."""
+    """A prefill source is done; its blocks stay until it is released.
+
+    ``cleared``: tiers that were cleared while it had KV, which is therefore to get to no such tier anywhere.
+    """
 
     handoff: int
     request: int
+    cleared: frozenset[Tier] = frozenset()
 
 
 @attrs.frozen(slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, MutableSequence
+from collections.abc import Callable, Collection, Generator, Iterable, MutableSequence
 from typing import Any
 
 import attrs
@@ -36,6 +36,7 @@ from g2sim.actors.host_pool.messages import (
     Tick,
     TickReply,
 )
+from g2sim.actors.kv.events import Tier, removed_by_clear
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.decode_run import DecodeRun
 from g2sim.actors.worker.device_pool import DevicePool, Reservation
@@ -46,7 +47,7 @@ from g2sim.actors.worker.messages import (
     SourceIsHeld,
     SourceIsRejected,
 )
-from g2sim.actors.worker.sequence import Load, RankRequest, Sequence, SequenceState
+from g2sim.actors.worker.sequence import EVERY_BLOCK, Load, RankRequest, Sequence, SequenceState
 from g2sim.actors.worker.timing import PassTimer, PassTimes
 from g2sim.bus.errors import InvariantViolation
 
@@ -303,12 +304,30 @@ class Rank:
         """Whether a pass is worth starting."""
         return bool(self.running or self.queue) or self._retry_due or any(not seq.asleep for seq in self.connector)
 
-    def drop_unused(self) -> int:
-        """Lose the cached device blocks that nobody uses. Returns how many [blocks]."""
+    def clear(self, tiers: Collection[Tier]) -> tuple[int, int]:
+        """Lose what is cached on the device, if that is among ``tiers``; the host tier is to be told by the caller.
+
+        What is in use stays with its users, and nobody else finds it. A sequence that has KV, or waits for some, adds
+        nothing to a cleared tier any more, unless it begins anew.
+
+        Returns: device blocks that are free memory at once, and those that are with their last use.
+        """
         self._blocked = None
-        removed = self.pool.drop_inactive()
-        self._note_removed(removed)
-        return len(removed)
+        dropped: list[int] = []
+        in_use: list[int] = []
+        if Tier.DEVICE in tiers:
+            dropped, in_use = self.pool.clear()
+            untold = [(type(change) is StoredRun, change.block_hashes) for change in self.device_changes]
+            self.device_changes.clear()
+            self._note_removed(removed_by_clear(untold, dropped + in_use))
+            self._loading = frozenset()
+        destinations = [pending.sequence for pending in self._pending] + [seq for seq, _ in self._reserved.values()]
+        with_kv = [seq for seq in (*self.running, *self.queue, *self.connector) if seq.blocks]
+        for seq in (*with_kv, *self._loads.values(), *destinations):
+            seq.keep_from(tiers)
+        for seq in self.connector:
+            seq.asleep = seq.asleep and seq.load is not None  # others may wait for a store that will not land
+        return len(dropped), len(in_use)
 
     # -- hand-off
 
@@ -360,13 +379,14 @@ class Rank:
         self._reserved[head.handoff] = (sequence, reservation)
         return (DestinationIsReserved(head.handoff, sequence.request, blocks - found),)
 
-    def activate_destination(self, handoff: int) -> int:
+    def activate_destination(self, handoff: int, cleared: Collection[Tier] = ()) -> int:
         """Turn a reservation into the request's blocks and queue it by its order of reservation. Returns the request.
 
-        To be followed by ``try_reservation``.
+        To be followed by ``try_reservation``. ``cleared``: as in ``ActivateDestination``.
         """
         self._blocked = None
         sequence, reservation = self._reserved.pop(handoff)
+        sequence.keep_from(cleared)
         active = self.pool.active_blocks
         self._materialise(sequence, reservation, self._blocks(sequence.prompt_tokens), self.device_changes)
         sequence.computed = sequence.prompt_tokens
@@ -645,7 +665,8 @@ class Rank:
         if seq.load is not None:
             g1_tokens = min(seq.load.device_tokens, reused_tokens)
             host_tokens = reused_tokens - g1_tokens
-            seq.store_cursor = reused_tokens // self._block_size
+            if seq.store_cursor != EVERY_BLOCK:
+                seq.store_cursor = reused_tokens // self._block_size
             seq.load = None
         if seq.was_admitted or not self._has_host:
             g1_tokens = host_tokens = None
@@ -793,7 +814,7 @@ class Rank:
         if self.role is WorkerRole.PREFILL and seq.handoff is not None:
             seq.state = SequenceState.HELD
             self._held[seq.handoff] = seq
-            result.reports.append(SourceIsHeld(seq.handoff, seq.request))
+            result.reports.append(SourceIsHeld(seq.handoff, seq.request, seq.kept_from))
             return
         seq.state = SequenceState.ENDED
         self._release_blocks(seq)
@@ -810,8 +831,7 @@ class Rank:
 
     def _release_blocks(self, seq: Sequence) -> None:
         self.pool.release(seq.blocks)
-        seq.blocks.clear()
-        seq.sealed = 0
+        seq.begin_anew()
 
     # -- queues
 
@@ -954,7 +974,8 @@ class Rank:
         load = seq.load
         if load is None:
             raise InvariantViolation(f"request {seq.request} has no load to finish")
-        self._loading = self._loading.difference(load.keys)
+        if not load.cleared:
+            self._loading = self._loading.difference(load.keys)
         if seq.state is SequenceState.ENDED:
             self.pool.cancel(load.reservation)
             load.done = True
@@ -970,11 +991,12 @@ class Rank:
         blocks.extend(pool.activate_hits(reservation))
         start = len(blocks)
         blocks.extend(pool.take_private(reservation, stop - start))
-        seq.sealed = min(stop, len(seq.chain))
-        if self.config.prefix_caching and start < seq.sealed:
-            fresh = pool.cache(blocks[start : seq.sealed], seq.hashes[start : seq.sealed])
+        whole = min(stop, len(seq.chain))
+        if self.config.prefix_caching and max(start, seq.sealed) < whole:
+            fresh = pool.cache(blocks[start:whole], seq.hashes[start:whole])
             if self.notes_changes:
                 changes.extend(_stored_runs(seq, start, fresh))
+        seq.sealed = max(seq.sealed, whole)
 
     def _raise_fence(self, transfer: int) -> None:
         """Compute must not start before this copy-out has ended; unknown ends belong to shared pools, which hold."""
@@ -1009,7 +1031,7 @@ class Rank:
             raise InvariantViolation(f"block {hash_} was counted as a hit but is not resident")
         return block
 
-    def _note_removed(self, hashes: list[int]) -> None:
+    def _note_removed(self, hashes: Collection[int]) -> None:
         if hashes and self.notes_changes:
             self.device_changes.append(RemovedBlocks(tuple(hashes)))
 

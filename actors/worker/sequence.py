@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Collection
 
 import attrs
 
 from g2sim.actors.kv.blocks import BlockChain, sequence_hash, tokens_hash
+from g2sim.actors.kv.events import Tier
 from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, Prompt, TokenArray
 from g2sim.actors.worker.device_pool import Reservation
 
@@ -46,6 +48,10 @@ class SequenceState(enum.Enum):
     ENDED = "ended"
 
 
+EVERY_BLOCK = 1 << 62
+"""As a number of leading blocks: all that there are and will be."""
+
+
 class Load:
     """A restore of one sequence: ``reservation`` until it is done.
 
@@ -54,9 +60,10 @@ class Load:
         device_tokens: tokens found in G1 at look-up.
         prefix_blocks: G1 blocks plus travelling ones.
         footprint_blocks: blocks of everything known when the load began.
+        cleared: the device was cleared since, so that nobody else will find what it brings.
     """
 
-    __slots__ = ("device_tokens", "done", "footprint_blocks", "keys", "prefix_blocks", "reservation")
+    __slots__ = ("cleared", "device_tokens", "done", "footprint_blocks", "keys", "prefix_blocks", "reservation")
 
     def __init__(
         self,
@@ -71,6 +78,7 @@ class Load:
         self.device_tokens = device_tokens
         self.prefix_blocks = prefix_blocks
         self.footprint_blocks = footprint_blocks
+        self.cleared = False
         self.done = False
 
     @property
@@ -87,9 +95,9 @@ class Sequence:
         generated: tokens produced so far; all of them are known, the last one is computed by the next pass.
         hashes, tokens_hashes: identities of known whole blocks, prompt first, generated ones as they fill.
         blocks: device memory, in order.
-        sealed: leading blocks that are cached under their hash.
+        sealed: leading blocks that are cached under their hash, or are not to be.
         order: the rank's running number; "reservation order".
-        store_cursor: prompt blocks that the host tier has been offered.
+        store_cursor: prompt blocks that the host tier has been offered, or is not to be.
         latest_store: the last store, while it may be under way.
     """
 
@@ -151,6 +159,28 @@ class Sequence:
     def materialised(self) -> bool:
         """The whole prompt has KV although the sequence is not running: a hand-off's destination."""
         return self.computed >= self.prompt_tokens
+
+    def keep_from(self, tiers: Collection[Tier]) -> None:
+        """Its KV is of before a clear of these tiers: until it begins anew, nothing of it is to get there any more."""
+        if Tier.DEVICE in tiers:
+            self.sealed = EVERY_BLOCK
+            if self.load is not None:
+                self.load.cleared = True
+        if Tier.HOST_PINNED in tiers:
+            self.store_cursor = EVERY_BLOCK
+
+    @property
+    def kept_from(self) -> frozenset[Tier]:
+        """See ``keep_from``."""
+        progress = ((Tier.DEVICE, self.sealed), (Tier.HOST_PINNED, self.store_cursor))
+        return frozenset([tier for tier, blocks in progress if blocks == EVERY_BLOCK])
+
+    def begin_anew(self) -> None:
+        """Its blocks have been given back."""
+        self.blocks.clear()
+        self.sealed = 0
+        if self.store_cursor == EVERY_BLOCK:
+            self.store_cursor = 0
 
     def learn_next_hash(self, block_size_tokens: int) -> None:
         """Identify the next block, which has just been filled with generated tokens."""

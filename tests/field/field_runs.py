@@ -23,9 +23,12 @@ BLOCK = 4
 
 @attrs.frozen
 class Ran:
+    """``blocks``: request -> hashes of its whole prompt blocks."""
+
     report: Values
     rows: list[Values]
     records: list[Record]
+    blocks: dict[int, tuple[int, ...]]
 
     def of(self, *kinds: type[Any]) -> list[Any]:
         return [record.event for record in self.records if isinstance(record.event, kinds)]
@@ -91,6 +94,7 @@ def simulate(
     load: Values | None = None,
     router: Values | None = None,
     faults: Values | None = None,
+    handoff: Values | None = None,
     out: Path | None = None,
     seed: int = 0,
     block: int | None = BLOCK,
@@ -100,7 +104,7 @@ def simulate(
     """Runs the rows of a trace, live state checked against the log at every pass end. Keywords: role -> its worker."""
     (folder / "trace.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     mode = "disaggregated" if "prefill" in workers else "aggregated"
-    values = {
+    values: Values = {
         "name": "field",
         "seed": seed,
         "engine": {"mode": mode, "workers": workers, "model": "m"},
@@ -111,8 +115,11 @@ def simulate(
         },
         **({} if faults is None else {"faults": faults}),
     }
+    if handoff is not None:
+        values["engine"]["kv_transfer"] = handoff
     kept: list[Values] = []
     records: list[Record] = []
+    blocks: dict[int, tuple[int, ...]] = {}
     result = run_scenario(
         Scenario.from_dict(values, base_dir=folder),
         out,
@@ -120,5 +127,6 @@ def simulate(
         driver=InlineDriver,
         on_row=kept.append,
         on_record=records.append,
+        on_request=lambda one: blocks.__setitem__(one.request, one.chain.sequence_hashes),
     )
-    return Ran(result.report, sorted(kept, key=lambda one: one["request"]), records)
+    return Ran(result.report, sorted(kept, key=lambda one: one["request"]), records, blocks)

@@ -15,11 +15,6 @@ CASES = range(1, 91)
 
 _NAMED = re.compile(r"\bF(\d\d)\b|def test_((?:f\d\d[a-z]?_)+)")
 
-NOT_SHOWN = {
-    48: "a clear leaves the blocks of copies under way where they are, so tiers are not empty when those have ended",
-}
-"""Cases without a test, and why."""
-
 ELSEWHERE = {
     42: "there is no such counter; all that is counted of a host tier is the same at time 0 and later",
     41: "the recorded reference differs as long as the chain is not looked up again, and is followed; both are tests",
@@ -48,7 +43,7 @@ def table() -> str:
     lines = ["| case | tests | remark |", "|---|---|---|"]
     for number in CASES:
         files = ", ".join(f"`{file}`" for file in shown.get(number, ()))
-        lines.append(f"| F{number:02} | {files or '-'} | {NOT_SHOWN.get(number) or ELSEWHERE.get(number, '')} |")
+        lines.append(f"| F{number:02} | {files} | {ELSEWHERE.get(number, '')} |")
     return "\n".join(lines) + "\n"
 
 

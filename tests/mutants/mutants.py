@@ -58,8 +58,8 @@ MUTANTS = (
     Mutant(
         "one block too few is evicted",
         POOL,
-        "needed = len(missing) - (self.capacity_blocks - len(entries))",
-        "needed = len(missing) - (self.capacity_blocks - len(entries)) - 1",
+        "needed = len(missing) - (self.capacity_blocks - self.used_blocks)",
+        "needed = len(missing) - (self.capacity_blocks - self.used_blocks) - 1",
         "tests/host_pool",
     ),
     Mutant(
@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         "a retired client's loads keep their pins",
         POOL,
-        "self._unpin(self._transfers.pop(number).block_hashes)",
+        "self._unpin(self._transfers.pop(number))",
         "self._transfers.pop(number)",
         "tests/host_pool",
     ),
@@ -128,8 +128,8 @@ MUTANTS = (
     Mutant(
         "blocks that are copied out can be evicted",
         DEVICE,
-        " and held_by[block] is None and hash_of",
-        " and hash_of",
+        "== 0 and held_by[block] is None:",
+        "== 0:",
         "tests/worker",
     ),
     Mutant(
@@ -293,6 +293,27 @@ MUTANTS = (
         "            self.pool.cancel(reserved[1])\n",
         "            pass\n",
         "tests/traffic",
+    ),
+    Mutant(
+        "what is computed on cleared blocks is cached",
+        RANK,
+        "            seq.keep_from(tiers)\n",
+        "            pass\n",
+        "tests/field/test_field_clear.py",
+    ),
+    Mutant(
+        "memory that a clear leaves to copies counts as free",
+        POOL,
+        "return len(self._entries) + self._cleared_blocks",
+        "return len(self._entries)",
+        "tests/host_pool",
+    ),
+    Mutant(
+        "a store is announced with the clear that took it",
+        "actors/kv/events.py",
+        "            unknown.update(block_hashes)\n",
+        "",
+        "tests/field/test_field_clear.py tests/host_pool",
     ),
     Mutant(
         "a canceled request that is computed counts as gone",

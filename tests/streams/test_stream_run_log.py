@@ -112,6 +112,41 @@ def told_later(worker: int, number: int) -> list[Any]:
     return [stored(worker, number, 2, 4), removed]
 
 
+def clear(*unused: int, loading: tuple[int, ...] = ()) -> hp.HostPoolCleared:
+    blocks, read = (tuple(CHAIN[at] for at in places) for places in (unused, loading))
+    return hp.HostPoolCleared(**G2, block_hashes=blocks, loading_hashes=read)
+
+
+def gone(worker: int, event_id: int) -> BlocksRemoved:
+    return BlocksRemoved(**who(worker), event_id=event_id, tier=HOST, block_hashes=(CHAIN[1], CHAIN[0]))
+
+
+def cleared() -> list[Any]:
+    """A clear under a load of one block and a store of two; then a block is stored anew while these run."""
+    return [
+        *good()[:8],
+        load(1, 0, 7, 1),
+        prepare(0, 0, 1, 2, 4),
+        clear(1, loading=(0,)),
+        gone(0, 2),
+        gone(1, 1),
+        prepare(0, 0, 2, 0, 1),
+        hp.LoadFinished(**G2, transfer=7, ended_ms=1.0),
+        hp.ClearedBlocksFreed(**G2, block_hashes=(CHAIN[0],)),
+        hp.StoreDropped(**G2, transfer=1, ended_ms=1.0),
+        land(2),
+        stored(0, 3, 0, 1),
+        stored(1, 2, 0, 1),
+        prepare(1, 0, 3, 1, 4),
+    ]
+
+
+def after_clear(index: int, *instead: Any) -> list[Any]:
+    events = cleared()
+    events[index : index + 1] = instead
+    return events
+
+
 def written(path: Path, events: Iterable[Any]) -> Path:
     with path.open("wb") as file:
         writer = LogWriter(file, version="0", seed=1, scenario=SCENARIO)
@@ -132,8 +167,9 @@ def changed(index: int, *instead: Any) -> list[Any]:
     return events
 
 
-def test_a_right_log_has_no_finding(tmp_path: Path) -> None:
-    assert codes_of(tmp_path, good()) == []
+@pytest.mark.parametrize("events", [good(), cleared()], ids=["good", "cleared"])
+def test_a_right_log_has_no_finding(events: list[Any], tmp_path: Path) -> None:
+    assert codes_of(tmp_path, events) == []
 
 
 WRONG = {
@@ -172,6 +208,12 @@ WRONG = {
         "KV501",
     ),
     "a missing event": (changed(7), "KV101"),
+    "a store before the removals of a clear": (after_clear(11), "KV702"),
+    "a clear that a rank says nothing of": (cleared()[:12], "KV703"),
+    "a store of before a clear": (after_clear(18, stored(0, 3, 2, 4)), "KV701"),
+    "a store that lands although a clear took it": (after_clear(16, land(1), stored(0, 3, 2, 4)), "KV701"),
+    "more blocks than a clear has left room for": (after_clear(13, prepare(0, 0, 2, 0, 2)), "KV502"),
+    "memory that is freed while a load reads it": (after_clear(10, clear(1, 0)), "KV503"),
 }
 
 

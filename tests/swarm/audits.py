@@ -166,7 +166,9 @@ def _log(out: Path, report: Values | None, *, at_rest: bool) -> str | None:
     for name, pool in fold.pools.items():
         if any(pins < 0 for _, pins in pool.blocks.values()):
             return f"C: pool {name} has negative pins"
-        if at_rest and (pool.transfers or any(not resident or pins for resident, pins in pool.blocks.values())):
+        if at_rest and (
+            pool.transfers or pool.kept or any(not resident or pins for resident, pins in pool.blocks.values())
+        ):
             return f"C: pool {name} is not at rest at the end"
     if at_rest and any(rank.running or rank.waiting for rank in fold.ranks.values()):
         return "C: a rank is not at rest at the end"

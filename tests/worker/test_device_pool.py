@@ -186,6 +186,32 @@ def test_memory_that_is_still_read_is_named_to_its_next_user() -> None:
     assert pool.still_copied_out(reserved[0]) == []
 
 
+def test_what_is_cleared_in_use_is_found_no_more_and_free_with_its_last_use() -> None:
+    """A copy with two references, a pin and a hold outlives all but the last; its hash is stored anew meanwhile."""
+    pool = DevicePool(4)
+    owned = cached_chain(pool, [1, 2])
+    again = pool.reserve(primaries(pool, [1, 2]), 0)
+    pinned = pool.reserve(primaries(pool, [1]), 0)
+    assert again is not None
+    assert pinned is not None
+    assert pool.activate_hits(again[0]) == owned
+    pool.begin_copy_out(owned[:1], 7, hold=True)
+    assert pool.clear() == ([], [2, 1])
+    assert (pool.match([1, 2]), pool.resident_blocks, pool.available_blocks) == ((0, 0), 0, 2)
+    fresh = cached_chain(pool, [1, 2])
+    assert not set(fresh) & set(owned)
+    assert pool.reserve([], 1) is None
+    release_request(pool, owned)
+    assert pool.available_blocks == 0
+    release_request(pool, owned)
+    assert pool.available_blocks == 1
+    pool.cancel(pinned[0])
+    assert pool.available_blocks == 1
+    pool.end_copy_out(7)
+    assert (pool.available_blocks, pool.match([1, 2])) == (2, (2, 2))
+    pool.check()
+
+
 # -- the model
 
 
@@ -195,13 +221,14 @@ class Copy:
     def __init__(self, block: int) -> None:
         self.block = block
         self.hash: int | None = None
+        self.cleared = False
         self.refs = 1
         self.pins = 0
         self.held = False
 
     @property
-    def idle(self) -> bool:
-        return self.hash is not None and self.refs == 0 and self.pins == 0 and not self.held
+    def unused(self) -> bool:
+        return self.refs == 0 and self.pins == 0 and not self.held
 
 
 class Reserved:
@@ -214,7 +241,10 @@ class Reserved:
 
 
 class DevicePoolMachine(RuleBasedStateMachine):
-    """Lists and dicts: ``free`` is a stack, ``cached`` is in order of caching, ``idle`` in order of eviction."""
+    """Lists and dicts: ``free`` is a stack, ``cached`` is in order of caching, ``idle`` in order of eviction.
+
+    ``cleared`` copies were in use at a clear, or are copied out without a hash.
+    """
 
     @initialize(capacity=st.integers(min_value=1, max_value=7))
     def start(self, capacity: int) -> None:
@@ -223,6 +253,7 @@ class DevicePoolMachine(RuleBasedStateMachine):
         self.free = list(range(capacity))
         self.cached: list[Copy] = []
         self.private: list[Copy] = []
+        self.cleared: list[Copy] = []
         self.idle: list[Copy] = []
         self.reservations: list[Reserved] = []
         self.requests: list[list[Copy]] = []
@@ -233,8 +264,11 @@ class DevicePoolMachine(RuleBasedStateMachine):
         return next((copy for copy in self.cached if copy.hash == hash_), None)
 
     def settle(self, copy: Copy) -> None:
-        if copy.idle:
+        if copy.unused and copy.hash is not None:
             self.idle.append(copy)
+        elif copy.unused and copy.cleared:
+            self.cleared.remove(copy)
+            self.free.append(copy.block)
 
     @rule(data=st.data(), fresh=st.integers(min_value=0, max_value=8))
     def reserve(self, data: st.DataObject, fresh: int) -> None:
@@ -264,7 +298,7 @@ class DevicePoolMachine(RuleBasedStateMachine):
         self.reservations.append(Reserved(got[0], hits, taken))
 
     @rule()
-    def drop_inactive(self) -> None:
+    def clear(self) -> None:
         removed = []
         while self.idle:
             victim = self.idle.pop(0)
@@ -272,7 +306,14 @@ class DevicePoolMachine(RuleBasedStateMachine):
             self.free.append(victim.block)
             if victim.hash is not None and self.primary(victim.hash) is None:
                 removed.append(victim.hash)
-        assert self.pool.drop_inactive() == removed
+        in_use = list(dict.fromkeys(copy.hash for copy in self.cached))
+        dropped, kept = self.pool.clear()
+        assert dropped == removed
+        assert sorted(kept) == sorted(hash_ for hash_ in in_use if hash_ is not None)
+        for copy in self.cached:
+            copy.hash, copy.cleared = None, True
+        self.cleared += self.cached
+        self.cached = []
 
     @precondition(lambda self: self.reservations)
     @rule(data=st.data())
@@ -330,7 +371,7 @@ class DevicePoolMachine(RuleBasedStateMachine):
         for copy in reversed(request):
             self.pool.release([copy.block])
             copy.refs -= 1
-            if copy.hash is None:
+            if copy.hash is None and not copy.cleared:
                 self.private.remove(copy)
                 self.free.append(copy.block)
             else:
@@ -340,10 +381,14 @@ class DevicePoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), hold=st.booleans())
     def begin_copy_out(self, data: st.DataObject, hold: bool) -> None:
         request = data.draw(st.sampled_from(self.requests))
-        sources = [copy for copy in request if copy.hash is not None and not self.pool.is_copied_out(copy.block)]
+        sources = [copy for copy in request if not self.pool.is_copied_out(copy.block)]
         self.pool.begin_copy_out([copy.block for copy in sources], self.next_transfer, hold=hold)
         for copy in sources:
             copy.held = hold
+            if hold and copy.hash is None and not copy.cleared:
+                copy.cleared = True
+                self.private.remove(copy)
+                self.cleared.append(copy)
         self.transfers[self.next_transfer] = sources if hold else []
         self.next_transfer += 1
 
@@ -373,9 +418,9 @@ class DevicePoolMachine(RuleBasedStateMachine):
             return
         self.pool.check()
         reserved = sum(len(one.taken) for one in self.reservations)
-        in_use = len(self.cached) + len(self.private) - len(self.idle) + reserved
+        in_use = len(self.cached) + len(self.private) + len(self.cleared) - len(self.idle) + reserved
         assert self.pool.reserved_blocks == reserved
-        assert self.pool.copies == len(self.cached) + len(self.private)
+        assert self.pool.copies == len(self.cached) + len(self.private) + len(self.cleared)
         assert self.pool.active_blocks == in_use
         assert self.pool.available_blocks == self.capacity - in_use
         assert self.pool.resident_hashes() == {copy.hash for copy in self.cached}

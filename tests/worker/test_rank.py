@@ -26,6 +26,7 @@ from g2sim.actors.host_pool.messages import (
     TickReply,
 )
 from g2sim.actors.kv.blocks import BlockHasher
+from g2sim.actors.kv.events import Tier
 from g2sim.actors.kv.prompt import RunPrompt
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.rank import Admission, Ending, PassResult, Rank, RemovedBlocks, StoredRun
@@ -445,6 +446,58 @@ def test_a_deferred_request_lets_others_by_and_wakes_with_any_progress() -> None
     assert rank.ready
     rank.submit(request(2, 4))
     assert admitted(run_pass(rank, 5.0, host)) == [(0, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_what_is_computed_after_a_clear_is_cached_when_the_request_begins_anew(cleared: bool) -> None:
+    """Without a clear a preempted request finds a block of its own; with one none; what it redoes is cached."""
+    rank = rank_of(3, preemption=PreemptionMode.FIFO)
+    rank.submit(request(0, 3, 9))
+    rank.submit(request(1, 4, 3))
+    run_pass(rank)
+    if cleared:
+        assert rank.clear({Tier.DEVICE}) == (0, 1)
+        assert rank.device_changes == []  # the only store had not been shown
+    assert run_pass(rank, 2.0).emitted == (0, 1)  # 0 fills its first block
+    assert rank.pool.resident_blocks == (0 if cleared else 2)
+    assert run_pass(rank, 3.0).preempted == [0]
+    rank.device_changes.clear()
+    assert admitted(run_pass(rank, 4.0)) == [(0, 0 if cleared else 4)]
+    assert [type(change) for change in rank.device_changes] == ([StoredRun] if cleared else [])
+    assert rank.pool.resident_blocks == (1 if cleared else 2)
+
+
+def test_a_clear_wakes_who_waits_for_a_store_that_will_not_land() -> None:
+    """DEFERRED, then a clear: the request looks up again at once, finds nothing and computes."""
+    host = FakeHost(look_ups=[LookUpReply(LookUpOutcome.DEFERRED, 0, True)])
+    rank = rank_of(host=HostScope.CLUSTER_SHARED)
+    rank.submit(request(0, 9))
+    run_pass(rank, 0.0, host)
+    assert not rank.ready
+    rank.clear({Tier.HOST_PINNED})
+    assert rank.ready
+    assert admitted(run_pass(rank, 5.0, host)) == [(0, 0)]
+
+
+def test_a_load_under_way_at_a_clear_is_its_requests_own() -> None:
+    """The same prompt comes again meanwhile: it does not wait for that load, and finds nothing of it on the device."""
+    host = FakeHost(look_ups=[LookUpReply(LookUpOutcome.HIT, 2, True)])
+    rank = rank_of(host=HostScope.CLUSTER_SHARED)
+    rank.submit(request(0, 9, ids=(1, 2, 3)))
+    run_pass(rank, 0.0, host)
+    rank.clear(frozenset(Tier))
+    assert not rank.ready  # it waits on, for its own load
+    host.asked.clear()
+    rank.submit(request(1, 9, ids=(1, 2, 3)))
+    assert admitted(run_pass(rank, 1.0, host)) == [(1, 0)]
+    assert [message.loading for message in host.asked if isinstance(message, LookUp)] == [frozenset()]
+    host.tick = TickReply((Completion(70, 0, True, 2.0),), True, ())
+    host.talk(rank.tick())
+    assert rank.restored == []
+    host.asked.clear()
+    assert admitted(run_pass(rank, 3.0, host)) == [(0, 8)]
+    assert not [message for message in host.asked if isinstance(message, PrepareStore)]
+    assert rank.pool.available_blocks == rank.config.gpu_blocks
 
 
 def test_a_private_store_fences_whoever_takes_its_memory() -> None:
