@@ -77,6 +77,20 @@ def event(tag: str, *, version: int = 1) -> Callable[[type[_EventT]], type[_Even
     return decorate
 
 
+SIGNALS: set[type[Any]] = set()
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(attrs.field,))
+def signal(cls: type[_EventT]) -> type[_EventT]:
+    """Class decorator: makes an attrs class as ``event`` does, whose events are part of no record and in no log.
+
+    They tell those who ask for them what the record says as well, in another way.
+    """
+    made = attrs.frozen(kw_only=True, slots=True)(cls)
+    SIGNALS.add(made)
+    return made
+
+
 @attrs.frozen(slots=True)
 class Record:
     """One published event with its circumstances.
@@ -84,11 +98,12 @@ class Record:
     Attributes:
         time_ms: virtual time of publication [ms].
         source: name of the actor that published it.
-        cause: number of the turn in which it was published; equal for all events of one turn.
+        cause: number of the turn in which it was published; equal for all events of one turn. Not whole for events of
+            deferred turns, which are in no log.
         event: the event itself.
     """
 
     time_ms: float
     source: str
-    cause: int
+    cause: float
     event: Any

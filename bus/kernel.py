@@ -11,6 +11,10 @@ place in the order of registration: a stable identity, so ties never depend on w
 Effects. A turn has an effect unless it says otherwise (``Port.no_effect``). ``Port.retry`` parks a message until
 something else happens: it comes back at once after an effect in its own phase, else in the next round, which begins if
 this one had an effect or left a message for it, else at the next instant.
+
+Deferred turns. An actor that knows its next turns, and that they concern nobody, may put them off (``Port.defer``).
+They are taken together when somebody needs them: the actor itself, a subscription, or whoever recalls them, which a
+parked retry does. What they publish comes at its own time and place, before anything that is published later.
 """
 
 from __future__ import annotations
@@ -20,14 +24,17 @@ import math
 import types
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 import attrs
 
 from g2sim.bus.errors import Deadlock, InvariantViolation, ProtocolError
-from g2sim.bus.events import Record
+from g2sim.bus.events import SIGNALS, Record
 from g2sim.bus.streams import RandomStream
 
+_MAX_INSTANTS = 4096
+"""Instants that wait to be told to observers; a bound on memory."""
 MAX_TURNS_PER_INSTANT = 5_000_000
 """More turns than this at one instant is a loop that never lets time pass."""
 
@@ -59,6 +66,18 @@ class Actor(Protocol):
 
     def waiting(self) -> Sequence[str]:
         """One line for each thing this actor still waits for; empty when it is at rest."""
+        ...
+
+
+class Deferred(Protocol):
+    """Turns that an actor has put off, all of them in first rounds of their instants."""
+
+    def take(self) -> None:
+        """Take those that would be over before the turn at work; see ``Port.has_passed``, ``Port.publish_late``."""
+        ...
+
+    def stop(self) -> None:
+        """Go on by messages; called once, after ``take``."""
         ...
 
 
@@ -118,6 +137,8 @@ class Subscription:
         self._inbox: deque[tuple[float, Record]] = deque()
 
     def deliver(self, record: Record) -> None:
+        if self._kernel.deferred:
+            self._kernel.take_deferred()
         due_ms = record.time_ms + self._lag_ms
         self._inbox.append((due_ms, record))
         if self._wake_phase is None or self.silent:
@@ -133,8 +154,19 @@ class Subscription:
             for due_ms in dict.fromkeys(due_ms for due_ms, _ in self._inbox):
                 self._woken_for = self._kernel.post(self._slot, self._wake_message, self._wake_phase, due_ms)
 
+    @property
+    def wakes(self) -> bool:
+        """Whether its actor is sent a message when something arrives."""
+        return self._wake_phase is not None
+
+    def deliver_late(self, record: Record) -> None:
+        """Take a record of a deferred turn, after which nothing has been delivered yet; for one that does not wake."""
+        self._inbox.append((record.time_ms + self._lag_ms, record))
+
     def drain(self) -> list[Record]:
         """Every record that is due by now, in the order of publication."""
+        if self._kernel.deferred:
+            self._kernel.take_deferred()
         now_ms = self._kernel.now_ms
         inbox = self._inbox
         self._woken_for = None
@@ -181,8 +213,11 @@ class Port:
 
     def retry(self, message: Any, *, phase: int) -> None:
         """Get ``message`` again, in ``phase``, once something else has had an effect; this turn then has had none."""
-        self._kernel.turn_has_effect = False
-        self._kernel.retries.append(Envelope(self._slot, message, self._kernel.now_ms, phase))
+        kernel = self._kernel
+        if kernel.deferred:
+            kernel.recall()
+        kernel.turn_has_effect = False
+        kernel.retries.append(Envelope(self._slot, message, kernel.now_ms, phase))
 
     def no_effect(self) -> None:
         """Declare that this turn changed nothing that others could see."""
@@ -222,13 +257,88 @@ class Port:
         """Whether anybody is handed events of this type; one that nobody hears need not be made."""
         return bool(self._kernel.hearers(event_type))
 
+    def may_defer(self, *event_types: type[Any]) -> bool:
+        """Whether turns may be put off that publish nothing but events of these types.
+
+        Not while a retry is parked, as it looks at every instant, and not if somebody hears of them who must at once.
+        """
+        kernel = self._kernel
+        return not kernel.retries and all(map(kernel.may_be_late, event_types))
+
+    def defer(self, deferred: Deferred) -> None:
+        """Put off turns, until they are recalled. To be called once ``may_defer`` has allowed it."""
+        self._kernel.deferred[self._slot] = deferred
+
+    @property
+    def time_limit_ms(self) -> float:
+        """The run does not move past this time."""
+        limit_ms = self._kernel.time_limit_ms
+        return math.inf if limit_ms is None else limit_ms
+
+    def recall(self) -> None:
+        """Let all actors take their deferred turns up to here, and go on by messages."""
+        if self._kernel.deferred:
+            self._kernel.recall()
+
+    @property
+    def others_defer(self) -> bool:
+        """Whether anybody has put off turns."""
+        return bool(self._kernel.deferred)
+
+    def recall_own(self) -> None:
+        """``recall`` for this actor."""
+        kernel = self._kernel
+        kernel.take_deferred()
+        kernel.deferred.pop(self._slot).stop()
+
+    def has_passed(self, phase: int) -> bool:
+        """Whether a turn of this actor in that phase of the first round of this instant would be over by now."""
+        return self._kernel.round > 0 or self.is_before(phase, self._slot.order)
+
+    def is_before(self, phase: int, order: int) -> bool:
+        """Whether a turn in that phase of this round, of the actor with that ``order``, would be over by now."""
+        kernel = self._kernel
+        return (phase, order) < (kernel.phase, kernel.at_work)
+
+    @property
+    def order(self) -> int:
+        """This actor's place in the order of turns."""
+        return self._slot.order
+
+    @property
+    def round(self) -> int:
+        """The round of this instant."""
+        return self._kernel.round
+
+    @property
+    def turn_idx(self) -> int:
+        """The number of the turn at work."""
+        return self._kernel.turn_idx
+
+    def park_again(self, message: Any, phase: int) -> None:
+        """Go on with retries that were put off: what ``retry`` would have come to by now."""
+        kernel = self._kernel
+        if self.is_before(phase, self._slot.order):
+            kernel.retries.append(Envelope(self._slot, message, kernel.now_ms, phase))
+        else:
+            self.send_self(message, phase=phase)
+
+    def publish_late(self, time_ms: float, event: Any) -> None:
+        """``publish`` for a deferred turn at that time."""
+        slot = self._slot
+        self._kernel.late.append((time_ms, slot.order, slot.name, event))
+
+    def pass_instants(self, times_ms: Sequence[float]) -> None:
+        """Say at which instants the deferred turns that are being taken have had an effect; in order, up to now."""
+        self._kernel.pass_instants(times_ms)
+
     def stream(self, purpose: str) -> RandomStream:
         """This actor's random stream for one purpose."""
         return self._kernel.stream(f"{self._slot.name}:{purpose}")
 
 
 Sink = Callable[[Record], None]
-InstantObserver = Callable[[float, float], None]
+InstantObserver = Callable[[Sequence[float]], None]
 
 
 class Kernel:
@@ -249,6 +359,9 @@ class Kernel:
         self.turn_has_effect = True
         self.stopped_at_limit = False
         self.retries: list[Envelope] = []
+        self.deferred: dict[Slot, Deferred] = {}
+        self.late: list[tuple[float, int, str, Any]] = []
+        self.at_work = -1
         self.slots: list[Slot] = []
         self.streams: dict[str, RandomStream] = {}
         self._by_name: dict[str, Slot] = {}
@@ -257,11 +370,14 @@ class Kernel:
         self._round_had_effect = False
         self._instant_first_turn = 0
         self._last_effect_ms = 0.0
+        self._instants: list[float] = []
+        self._told_instant_ms = 0.0
         self._sinks: list[tuple[Sink, frozenset[type[Any]] | None]] = []
         self._turn_observers: list[Callable[[], None]] = []
         self._instant_observers: list[InstantObserver] = []
         self._subscriptions: dict[type[Any], list[Listener]] = {}
         self._hearers: dict[type[Any], tuple[Sink, ...]] = {}
+        self._may_be_late: dict[type[Any], bool] = {}
 
     # -- set-up
 
@@ -297,19 +413,23 @@ class Kernel:
         """Hand events of these types to ``listener`` as they are published."""
         for cls in event_types:
             self._subscriptions.setdefault(cls, []).append(listener)
-        self._hearers.clear()
+        self._forget_hearers()
 
     def add_sink(self, sink: Sink, event_types: Iterable[type[Any]] | None = None) -> None:
-        """Hand every record to ``sink``, in order; with ``event_types`` only records of events of these types."""
+        """Hand every record but signals to ``sink``, in order; with ``event_types`` only events of these types."""
         self._sinks.append((sink, None if event_types is None else frozenset(event_types)))
-        self._hearers.clear()
+        self._forget_hearers()
 
     def observe_turns(self, observer: Callable[[], None]) -> None:
-        """Call ``observer`` after every turn. Observers change nothing."""
+        """Call ``observer`` after every turn but deferred ones. Observers change nothing."""
         self._turn_observers.append(observer)
 
     def observe_instants(self, observer: InstantObserver) -> None:
-        """Call ``observer(previous_ms, now_ms)`` when time has moved on and something has had an effect again."""
+        """Call ``observer(times_ms)`` with the instants at which something has had an effect, in order.
+
+        They are told some at a time, and late, and the first of each call is the last one of the call before; 0.0 comes
+        first of all. ``tell_instants`` tells those that are left.
+        """
         self._instant_observers.append(observer)
 
     def slot(self, name: str) -> Slot:
@@ -352,10 +472,61 @@ class Kernel:
         """Who is handed events of a type: sinks, then subscriptions, each in the order of addition."""
         found = self._hearers.get(event_type)
         if found is None:
-            sinks = [sink for sink, wanted in self._sinks if wanted is None or event_type in wanted]
+            in_record = event_type not in SIGNALS
+            sinks = [sink for sink, wanted in self._sinks if (in_record if wanted is None else event_type in wanted)]
             deliveries = [subscription.deliver for subscription in self._subscriptions.get(event_type, ())]
             found = self._hearers[event_type] = (*sinks, *deliveries)
         return found
+
+    def may_be_late(self, event_type: type[Any]) -> bool:
+        """Whether all who hear events of a type only look at them when they have a turn for another reason."""
+        found = self._may_be_late.get(event_type)
+        if found is None:
+            listeners = self._subscriptions.get(event_type, ())
+            found = len(self.hearers(event_type)) == len(listeners)
+            found = found and all(isinstance(one, Subscription) and not one.wakes for one in listeners)
+            self._may_be_late[event_type] = found
+        return found
+
+    # -- deferred turns
+
+    def take_deferred(self) -> None:
+        """Let actors take those of their deferred turns that would be over, and publish what comes of them."""
+        for deferred in self.deferred.values():
+            deferred.take()
+        if not self.late:
+            return
+        late, self.late = sorted(self.late, key=itemgetter(0, 1)), []
+        # After the last turn that was taken by a message, and before the one at work.
+        cause = self.turn_idx - 0.5
+        for time_ms, _, source, event in late:
+            record = Record(time_ms, source, cause, event)
+            for listener in self._subscriptions.get(type(event), ()):
+                if isinstance(listener, Subscription):  # as ``may_be_late`` has promised
+                    listener.deliver_late(record)
+
+    def recall(self) -> None:
+        """Let all actors take their deferred turns, and go on by messages."""
+        self.take_deferred()
+        deferred, self.deferred = self.deferred, {}
+        for one in deferred.values():
+            one.stop()
+
+    def pass_instants(self, times_ms: Sequence[float]) -> None:
+        """See ``Port.pass_instants``."""
+        self._instants.extend(times_ms)
+        if self.round == 0 and times_ms[-1] == self.now_ms:
+            self._round_had_effect = True
+
+    def tell_instants(self) -> None:
+        """Tell observers of the instants up to now that they have not been told of; during a turn, or after the run."""
+        self.take_deferred()
+        told_ms = self._told_instant_ms
+        times_ms = [told_ms, *sorted({time_ms for time_ms in self._instants if time_ms > told_ms})]
+        self._instants.clear()
+        self._told_instant_ms = times_ms[-1]
+        for observer in self._instant_observers:
+            observer(times_ms)
 
     # -- for drivers
 
@@ -376,6 +547,7 @@ class Kernel:
                         f"rounds; the next one is {envelope.slot.name}'s, in phase {envelope.phase}"
                     )
                 self.phase = envelope.phase
+                self.at_work = envelope.slot.order
                 self.turn_has_effect = True
                 return envelope
             same_instant = bool(heap) and heap[0][0] == self.now_ms
@@ -399,13 +571,18 @@ class Kernel:
             if self.retries:
                 self._bring_back([envelope for envelope in self.retries if envelope.phase == self.phase])
             if self.now_ms != self._last_effect_ms:
-                for observer in self._instant_observers:
-                    observer(self._last_effect_ms, self.now_ms)
                 self._last_effect_ms = self.now_ms
+                self._instants.append(self.now_ms)
+                if len(self._instants) > _MAX_INSTANTS:
+                    self.tell_instants()
         for turn_observer in self._turn_observers:
             turn_observer()
 
     # -- inside
+
+    def _forget_hearers(self) -> None:
+        self._hearers.clear()
+        self._may_be_late.clear()
 
     def _start_round(self, round_idx: int) -> None:
         self.round = round_idx

@@ -5,8 +5,9 @@ Owns: which actors there are, their names and order, and who hears what. Refuses
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -30,6 +31,7 @@ from g2sim.actors.traffic import actor as traffic
 from g2sim.actors.traffic.events import PreparationEnded, ProfileFinished
 from g2sim.actors.traffic.request import TrafficDriver
 from g2sim.actors.worker import actor as workers
+from g2sim.actors.worker.place import RankPlace
 from g2sim.actors.worker.rank import Rank
 from g2sim.actors.worker.timing import PassTimes
 from g2sim.bus.errors import ConfigError
@@ -71,11 +73,11 @@ class _WorkerSeconds:
         elif type(record.event) is ProfileFinished:
             self._until_ms = record.time_ms
 
-    def add(self, previous_ms: float, now_ms: float) -> None:
-        if not self._from_ms < now_ms <= self._until_ms:
-            return
-        self.prefill += self._prefill_workers * (now_ms - previous_ms) / 1000.0
-        self.decode += self._decode_workers * (now_ms - previous_ms) / 1000.0
+    def add(self, times_ms: Sequence[float]) -> None:
+        for previous_ms, now_ms in itertools.pairwise(times_ms):
+            if self._from_ms < now_ms <= self._until_ms:
+                self.prefill += self._prefill_workers * (now_ms - previous_ms) / 1000.0
+                self.decode += self._decode_workers * (now_ms - previous_ms) / 1000.0
 
 
 @attrs.frozen(kw_only=True)
@@ -102,6 +104,7 @@ class Cluster:
         """
         for name, worker in self.workers.items():
             worker.tell_passes(self.kernel.slot(name).port)
+        self.kernel.tell_instants()
         for feed in self.feeds:
             feed.publish_end()
 
@@ -297,7 +300,7 @@ def _worker(
             own_pool = HostPool(pool_name, host.capacity_blocks, _block_bytes(config), FifoLanes(), shared=False)
             host_pools[pool_name] = own_pool
         rank = Rank(config.rank, config.role, first_client + dp_rank, pass_times)
-        places.append(workers.RankPlace(worker, config.role.value, dp_rank, rank, own_pool))
+        places.append(RankPlace(worker, config.role.value, dp_rank, rank, own_pool))
     link = None
     if host is not None:
         link = Link(

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import attrs
 
-from g2sim.actors.host_pool.messages import HostProgress
+from g2sim.actors.host_pool.messages import (
+    Clear,
+    HostProgress,
+    IsAtRest,
+    Join,
+    LookUp,
+    PrepareStore,
+    QueueLoad,
+    Retire,
+    StandBy,
+    StandDown,
+)
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.phases import Phase
 from g2sim.bus.kernel import Envelope, Port
@@ -16,6 +28,10 @@ from g2sim.bus.kernel import Envelope, Port
 @attrs.frozen(slots=True)
 class _TransferEvent:
     """Timer of the pool's own: some transfer ends or begins to move."""
+
+
+_AGE_MATTERS = frozenset({LookUp, PrepareStore, QueueLoad, Clear, Join, Retire, StandDown})
+"""Messages that make blocks recent, or may evict old ones."""
 
 
 class HostPoolActor:
@@ -30,13 +46,25 @@ class HostPoolActor:
         self._told: set[str] = set()
         self._timer: Envelope | None = None
         self._timer_ms: float | None = None
+        self._standing: dict[int, tuple[int, Sequence[int]]] = {}
+        self._stood_in_round = (-1.0, -1)
+        self._stood_in_turn = -1
 
     quiet = frozenset({_TransferEvent})
 
     def receive(self, message: Any, port: Port) -> Any:
         asking: int | None = None
         reply: Any = None
-        by_timer = type(message) is _TransferEvent
+        kind = type(message)
+        if kind is IsAtRest or kind is StandBy:
+            return self._rests(message)
+        if self._standing and kind in _AGE_MATTERS:
+            self._stand_in(port)
+            if kind is StandDown:
+                self._standing.pop(message.client, None)
+        if kind is StandDown:
+            return None
+        by_timer = kind is _TransferEvent
         if by_timer:
             # Idle ranks look now, and that moves the pool. When all are busy nobody looks before a pass ends, so the
             # pool does not move either, and this timer stays spent.
@@ -48,6 +76,9 @@ class HostPoolActor:
             asker = self.pool.actor_of(asking)
             if asker is not None:
                 self._told.discard(asker)
+            if port.others_defer and kind is not LookUp and not self.pool.at_rest:
+                self._standing.clear()
+                port.recall()
         outbox = self.pool.outbox
         if outbox:
             for event in outbox:
@@ -61,6 +92,40 @@ class HostPoolActor:
 
     def waiting(self) -> Sequence[str]:
         return self.pool.transfers_under_way()
+
+    def _rests(self, message: IsAtRest | StandBy) -> bool:
+        """Whether a client's actor may leave its turns, or its retries, out."""
+        client = message.client
+        if self.pool.actor_of(client) in self._told:
+            return False
+        if isinstance(message, IsAtRest):
+            return self.pool.at_rest
+        if not self.pool.would_answer_again(message.look_up):
+            return False
+        if message.look_up is not None:
+            self._standing[client] = (message.order, message.look_up.chain.sequence_hashes)
+        return True
+
+    def _stand_in(self, port: Port) -> None:
+        """Make recent what those who stand by would have asked for since the last turn that did so.
+
+        Each of them would have had a retry in every round, in its place, and again after every pass that has started.
+        So who comes before the turn at work has asked last, and before them those whose retry is still to come in this
+        round: they asked in the round before, and before all that was asked in this one.
+        """
+        if port.turn_idx == self._stood_in_turn:
+            return
+        this_round = (port.now_ms, port.round)
+        passed: list[Sequence[int]] = []
+        ahead: list[Sequence[int]] = []
+        for order, keys in sorted(self._standing.values(), key=itemgetter(0)):
+            (passed if port.is_before(Phase.START, order) else ahead).append(keys)
+        if this_round != self._stood_in_round:
+            for keys in ahead:
+                self.pool.make_recent(keys)
+        for keys in passed:
+            self.pool.make_recent(keys)
+        self._stood_in_round, self._stood_in_turn = this_round, port.turn_idx
 
     def _tell(self, client: int, by_timer: bool, port: Port) -> None:
         actor = self.pool.actor_of(client)

@@ -146,6 +146,36 @@ class PassBoundary:
 
 
 @attrs.frozen(slots=True)
+class IsAtRest:
+    """Would pass ends of this client change nothing and be told nothing, until somebody moves something? Reply: bool.
+
+    When that is no longer so the pool recalls deferred turns (see ``bus.kernel``).
+    """
+
+    client: int
+
+
+@attrs.frozen(slots=True)
+class StandBy:
+    """The client would ask ``look_up`` at every turn of its own, until something changes. Reply: bool.
+
+    True: the answer would stay what it was. The pool makes the blocks recent as often as the client would have, until
+    ``StandDown``, and recalls deferred turns as for ``IsAtRest``. ``order`` is the actor's place in the order of turns.
+    """
+
+    client: int
+    look_up: LookUp | None
+    order: int
+
+
+@attrs.frozen(slots=True)
+class StandDown:
+    """The client asks by itself again. Reply: None."""
+
+    client: int
+
+
+@attrs.frozen(slots=True)
 class HostProgress:
     """Sent by a pool to a client's actor: look again.
 

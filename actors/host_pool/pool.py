@@ -24,6 +24,7 @@ from g2sim.actors.host_pool.messages import (
     BoundaryReply,
     Clear,
     Completion,
+    IsAtRest,
     Join,
     LookUp,
     LookUpOutcome,
@@ -33,6 +34,8 @@ from g2sim.actors.host_pool.messages import (
     PrepareStore,
     QueueLoad,
     Retire,
+    StandBy,
+    StandDown,
     StoreOutcome,
     StoreReply,
     Tick,
@@ -130,6 +133,7 @@ class HostPool:
         self._next_transfer = 0
         self._ended = 0
         self._residency = 0
+        self._may_be_untold = False
         self._touched: dict[int, Sequence[int]] = {}
 
     # -- membership
@@ -162,6 +166,7 @@ class HostPool:
             self._give_up_store(self._transfers.pop(number))
         if loads or stores:
             self._ended += 1
+            self._may_be_untold = True
             self._residency += 1
 
     def empty(self) -> None:
@@ -189,6 +194,7 @@ class HostPool:
         self._cleared_blocks += len(in_use)
         loading = tuple([hash_ for hash_, entry in in_use.items() if entry.resident])
         self.outbox.append(ev.HostPoolCleared(pool=self.name, block_hashes=unused, loading_hashes=loading))
+        self._may_be_untold = True
         for client in self._clients.values():
             told_later = [(change.stored, change.block_hashes) for change in client.changes]
             gone = removed_by_clear(told_later, unused + loading)
@@ -316,6 +322,7 @@ class HostPool:
         for end_ms, number in ended:
             transfer = transfers.pop(number)
             self._ended += 1
+            self._may_be_untold = True
             is_load = transfer.direction is Direction.HOST_TO_DEVICE
             if is_load:
                 self.outbox.append(ev.LoadFinished(pool=self.name, transfer=number, ended_ms=end_ms))
@@ -358,6 +365,24 @@ class HostPool:
         submitted = self.submit_prepared(client, now_ms)
         return BoundaryReply(before, submitted, self.tick(client, now_ms))
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing moves, and every client has been told all."""
+        return not self._transfers and not (
+            self._may_be_untold
+            and any(own.seen != self._ended or own.changes or own.completions for own in self._clients.values())
+        )
+
+    def would_answer_again(self, look_up: LookUp | None) -> bool:
+        """Whether nothing has changed since a look-up was answered, nor is about to."""
+        if not self.at_rest:
+            return False
+        return look_up is None or (look_up.again is not None and look_up.again.residency == self._residency)
+
+    def make_recent(self, keys: Sequence[int]) -> None:
+        """What a look-up does to the blocks of its chain."""
+        self._touch(keys)
+
     def serve(self, message: Any, now_ms: float) -> Any:
         """Answer one message of ``messages``; raises InvariantViolation for anything else."""
         handler = _HANDLERS.get(type(message))
@@ -370,8 +395,12 @@ class HostPool:
 
     def untold(self) -> list[int]:
         """Clients that a tick would tell something, in order of joining."""
+        if not self._may_be_untold:
+            return []
         ended = self._ended
-        return [number for number, own in self._clients.items() if own.seen != ended or own.changes]
+        untold = [number for number, own in self._clients.items() if own.seen != ended or own.changes]
+        self._may_be_untold = bool(untold)
+        return untold
 
     # -- looking
 
@@ -550,6 +579,7 @@ class HostPool:
             self.outbox.append(ev.ClearedBlocksFreed(pool=self.name, block_hashes=tuple(idle)))
 
     def _announce(self, change: PoolChange) -> None:
+        self._may_be_untold = True
         for client in self._clients.values():
             client.changes.append(change)
 
@@ -582,6 +612,9 @@ _HANDLERS: dict[type[Any], Callable[[HostPool, Any, float], Any]] = {
     LookUp: lambda pool, message, now_ms: pool.look_up(message),
     QueueLoad: lambda pool, message, now_ms: pool.queue_load(message, now_ms),
     PrepareStore: lambda pool, message, now_ms: pool.prepare_store(message, now_ms),
+    IsAtRest: lambda pool, message, now_ms: pool.at_rest,
+    StandBy: lambda pool, message, now_ms: pool.would_answer_again(message.look_up),
+    StandDown: lambda pool, message, now_ms: None,  # who uses a private pool alone has asked last
     PassBoundary: lambda pool, message, now_ms: pool.boundary(message.client, now_ms),
     Tick: lambda pool, message, now_ms: pool.tick(message.client, now_ms),
 }

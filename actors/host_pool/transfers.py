@@ -194,6 +194,7 @@ class FairLinks:
         self._clock_ms = 0.0
         self._jobs: list[Job] = []
         self._next_event_ms: float | None = None
+        self._rates: list[float | None] = []
 
     def submit(
         self,
@@ -207,12 +208,14 @@ class FairLinks:
     ) -> None:
         ready_ms = max(now_ms, from_ms + link.latency_ms)
         self._jobs.append(Job(transfer, client, direction, ready_ms, size_bytes, link.rate(direction)))
-        self._next_event_ms = min(when for _, _, when in self._plan())
+        self._look_ahead()
 
     def advance(self, now_ms: float) -> list[tuple[float, int]]:
         target_ms = max(now_ms, self._clock_ms)
         if not self._jobs:
             self._clock_ms = target_ms
+            return []
+        if self._flow_on(target_ms):
             return []
         done: list[tuple[float, int]] = []
         while True:
@@ -235,15 +238,48 @@ class FairLinks:
                 break
             if next_ms == target_ms and not ended and all(when > target_ms for _, _, when in self._plan()):
                 break
-        self._next_event_ms = min((when for _, _, when in self._plan()), default=None)
+        self._look_ahead()
         return done
+
+    def _flow_on(self, target_ms: float) -> bool:
+        """``advance`` if nothing ends or begins to move until then, so that rates stay as they are. False if not."""
+        next_event_ms = self._next_event_ms
+        if next_event_ms is None or next_event_ms <= target_ms:
+            return False
+        elapsed_ms = target_ms - self._clock_ms
+        if elapsed_ms == 0.0:
+            return True
+        jobs = self._jobs
+        left_bytes: list[float] = []
+        soonest_ms = math.inf
+        for job, rate in zip(jobs, self._rates, strict=True):
+            left = job.bytes_left
+            when = job.ready_ms
+            if rate is not None:
+                left -= elapsed_ms * rate
+                if left <= 0.0:
+                    return False
+                when = target_ms + left / rate
+            left_bytes.append(left)
+            if when < soonest_ms:
+                soonest_ms = when
+        for job, left in zip(jobs, left_bytes, strict=True):
+            job.bytes_left = left
+        self._clock_ms = target_ms
+        self._next_event_ms = soonest_ms
+        return True
+
+    def _look_ahead(self) -> None:
+        plan = self._plan()
+        self._rates = [rate for _, rate, _ in plan]
+        self._next_event_ms = min((when for _, _, when in plan), default=None)
 
     def next_event_ms(self) -> float | None:
         return self._next_event_ms
 
     def remove(self, transfer: int) -> None:
         self._jobs = [job for job in self._jobs if job.transfer != transfer]
-        self._next_event_ms = min((when for _, _, when in self._plan()), default=None)
+        self._look_ahead()
 
     def restart(self) -> None:
         """Nothing to forget: a share of bandwidth depends on nothing but the transfers under way."""

@@ -51,7 +51,7 @@ from g2sim.actors.router.messages import (
 from g2sim.actors.router.policy import Placement, RoutedRequest, Weighing
 from g2sim.actors.router.state import Decision, Placed, Refused, RouterState, Waits
 from g2sim.actors.traffic.request import RequestStatus
-from g2sim.actors.worker.events import PassEnded, RequestEnded
+from g2sim.actors.worker.events import PassGave, RequestEnded
 from g2sim.actors.worker.messages import CancelOnWorker, SubmitRequest
 from g2sim.actors.worker.sequence import RankRequest
 from g2sim.bus.errors import ProtocolError
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 KV_EVENTS = (BlocksStored, BlocksRemoved, BlocksCleared)
 
-Known = tuple[float, bool, int]
+Known = tuple[float, bool, float]
 """When something became known: time [ms]; at one time what was under way first, then in order of publication."""
 
 WAKE_PHASE = Phase.START
@@ -77,7 +77,7 @@ def load_signals(role: WorkerRole) -> tuple[type[Any], ...]:
     When the work of a prefill pool on a request is over, and when a decode pool can never take one, is told by the
     hand-off coordinator (``RequestIsOver``).
     """
-    return (SourceHeld,) if role is WorkerRole.PREFILL else (PassEnded, RequestEnded)
+    return (SourceHeld,) if role is WorkerRole.PREFILL else (PassGave, RequestEnded)
 
 
 class RouterActor:
@@ -262,7 +262,7 @@ class RouterActor:
                 continue
             if event.role != self._role:
                 continue
-            if kind is not PassEnded:
+            if kind is not PassGave:
                 if kind is not RequestEnded or event.status != RequestStatus.FAILED:
                     yield known, event.request, kind is not SourceHeld, from_peer
                 continue

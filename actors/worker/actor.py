@@ -7,7 +7,8 @@ shared pool works (it is asked over the bus; a private tier is served here).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from bisect import bisect_right
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,17 @@ import attrs
 
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.handoff import events as handoff_events
-from g2sim.actors.host_pool.messages import QUIET, Clear, HostProgress, Join, PoolChange, Retire
+from g2sim.actors.host_pool.messages import (
+    QUIET,
+    Clear,
+    HostProgress,
+    IsAtRest,
+    Join,
+    PoolChange,
+    Retire,
+    StandBy,
+    StandDown,
+)
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import Link
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
@@ -24,6 +35,7 @@ from g2sim.actors.membership.messages import ClearCaches, Crash, LostRequest, Re
 from g2sim.actors.phases import Phase
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker import events as ev
+from g2sim.actors.worker.deferred_passes import MOST_PASSES, DeferredPasses, DeferredRetries
 from g2sim.actors.worker.messages import (
     AbandonHandoff,
     ActivateDestination,
@@ -37,8 +49,9 @@ from g2sim.actors.worker.messages import (
     SubmitRequest,
     WorkerReport,
 )
-from g2sim.actors.worker.rank import DeviceChange, PassResult, Rank, RemovedBlocks
-from g2sim.bus.errors import InvariantViolation, ProtocolError
+from g2sim.actors.worker.place import RankPlace
+from g2sim.actors.worker.rank import DeviceChange, PassResult, RemovedBlocks
+from g2sim.bus.errors import ProtocolError
 from g2sim.bus.kernel import Envelope, Port
 
 Reply = HandoffReply | bool | tuple[LostRequest, ...] | None
@@ -64,37 +77,8 @@ class _HostDeadline:
     pass
 
 
-def _no_host(message: Any) -> Any:
-    raise InvariantViolation(f"a rank that is not on the bus asks its host tier ({type(message).__name__})")
-
-
 _PASS_END = _PassEnd()
 _START_PASS = _StartPass()
-
-
-class RankPlace:
-    """One rank with what the worker knows of it.
-
-    Attributes:
-        own_pool: its private host tier; None when it has none or uses the shared pool.
-        ask: asks its host tier; there from the first turn on.
-        who: the fields that name it in its events.
-        emitted, times_ms: passes of one run of decode passes that have ended and are not told yet: the requests that
-            got a token in each, and the ends of the passes. Always empty where somebody hears of each pass.
-    """
-
-    __slots__ = ("ask", "dp_rank", "emitted", "next_event_id", "own_pool", "pass_idx", "rank", "times_ms", "who")
-
-    def __init__(self, worker: int, role: str, dp_rank: int, rank: Rank, own_pool: HostPool | None) -> None:
-        self.who: dict[str, Any] = {"worker": worker, "role": role, "dp_rank": dp_rank}
-        self.dp_rank = dp_rank
-        self.rank = rank
-        self.own_pool = own_pool
-        self.ask: Callable[[Any], Any] = _no_host
-        self.next_event_id = 0
-        self.pass_idx = 0
-        self.emitted: tuple[int, ...] = ()
-        self.times_ms = array("d")
 
 
 class WorkerActor:
@@ -135,6 +119,7 @@ class WorkerActor:
         self._canceled: dict[int, RankPlace] = {}
         self._in_flight: list[tuple[RankPlace, PassResult]] | None = None
         self._pass_end: Envelope | None = None
+        self._defers = False
         self._down = False
         self._lost: dict[int, LostRequest] = {}
         self._start_is_due = False
@@ -145,6 +130,8 @@ class WorkerActor:
 
     def receive(self, message: Any, port: Port) -> Reply:
         kind = type(message)
+        if self._defers:
+            port.recall_own()
         if self._down:
             return self._receive_while_down(message, port)
         if kind is _PassEnd:
@@ -271,19 +258,79 @@ class WorkerActor:
             if self._deadline is not None:
                 port.cancel(self._deadline)
                 self._deadline = self._deadline_ms = None
-            self._pass_end = port.send_self(_PASS_END, phase=Phase.PASS_END, at_ms=end_ms)
+            if not (len(results) == 1 and results[0][1].only_tokens and self._defer_passes(*results[0], port)):
+                self._pass_end = port.send_self(_PASS_END, phase=Phase.PASS_END, at_ms=end_ms)
             return
         self._close(results, port)
         if not any(result.progress for _, result in results) and not self._has_news:
             port.no_effect()
             if self._ready:
                 # Try again when something else has changed.
-                port.retry(_START_PASS, phase=Phase.START)
                 self._start_is_due = True
+                if not self._stand_by(port):
+                    port.retry(_START_PASS, phase=Phase.START)
         for place, result in results:
             self._publish_start(place, result, port)
         self._show(results, port)
         self._plan(port)
+
+    def _defer_passes(self, place: RankPlace, result: PassResult, port: Port) -> bool:
+        """Put off what follows a decode pass that has begun, as far as it concerns nobody else. False if it does."""
+        rank = place.rank
+        if len(self.places) > 1 or self._canceled or self._report_is_awaited or port.hears(ev.PassEnded):
+            return False
+        if not port.may_defer(*((BlocksStored, BlocksRemoved) if rank.notes_changes else ())):
+            return False
+        if rank.boundary is not None and not place.ask(IsAtRest(rank.client)):
+            return False
+        ends_ms = [result.end_ms, *rank.plan_decode_passes(result.end_ms, MOST_PASSES)]
+        del ends_ms[bisect_right(ends_ms, port.time_limit_ms, 1) :]
+        if len(ends_ms) == 1:
+            return False
+        self._take_up_run(place, result.emitted, port)
+
+        def show(time_ms: float) -> None:
+            self._publish_changes(place, port, time_ms)
+
+        def go_on(end_ms: float | None) -> None:
+            self._go_on(place, end_ms, port)
+
+        port.defer(DeferredPasses(place, ends_ms, port, show if rank.notes_changes else None, go_on))
+        self._defers = True
+        self._pass_end = port.send_self(_PASS_END, phase=Phase.PASS_END, at_ms=ends_ms[-1])
+        return True
+
+    def _stand_by(self, port: Port) -> bool:
+        """Leave retries out that would come to nothing as long as nobody changes anything. False if they may not."""
+        place = self.places[0]
+        rank = place.rank
+        if len(self.places) > 1 or not rank.is_stuck or not port.may_defer():
+            return False
+        stands_by = StandBy(rank.client, rank.stuck_look_up, port.order)
+        if rank.boundary is not None and not place.ask(stands_by):
+            return False
+        port.defer(DeferredRetries(partial(self._stand_down, place, port)))
+        self._defers = True
+        return True
+
+    def _stand_down(self, place: RankPlace, port: Port) -> None:
+        self._defers = False
+        if place.rank.boundary is not None:
+            place.ask(StandDown(place.rank.client))
+        port.park_again(_START_PASS, Phase.START)
+
+    def _go_on(self, place: RankPlace, end_ms: float | None, port: Port) -> None:
+        """Deferred passes are recalled: the one in flight ends at ``end_ms``, or the last one has just ended."""
+        self._defers = False
+        if end_ms is not None and self._pass_end is not None and self._pass_end.time_ms == end_ms:
+            return
+        if self._pass_end is not None:
+            port.cancel(self._pass_end)
+        if end_ms is None:
+            self._in_flight = None
+            self._plan(port)
+        else:
+            self._pass_end = port.send_self(_PASS_END, phase=Phase.PASS_END, at_ms=end_ms)
 
     def _end_pass(self, port: Port) -> None:
         results = self._in_flight
@@ -533,11 +580,15 @@ class WorkerActor:
 
     def _count_pass(self, place: RankPlace, result: PassResult, port: Port) -> None:
         """Keep what is to be told of a pass that gave tokens and did nothing else, until its run is over."""
+        self._take_up_run(place, result.emitted, port)
         place.pass_idx += 1
-        if result.emitted is not place.emitted:
-            self._tell_passes(place, port)
-            place.emitted = result.emitted
         place.times_ms.append(port.now_ms)
+
+    def _take_up_run(self, place: RankPlace, emitted: tuple[int, ...], port: Port) -> None:
+        """Tell what is known of another run before passes of this one are counted."""
+        if emitted is not place.emitted:
+            self._tell_passes(place, port)
+            place.emitted = emitted
 
     def _show_all(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> None:
         reports: list[HandoffReport] = []
@@ -565,6 +616,8 @@ class WorkerActor:
                             **who,
                         )
                     )
+                if not result.only_tokens:
+                    port.publish(ev.PassGave(role=self.role, emitted=emitted))
                 place.pass_idx += 1
             for ending in result.endings:
                 if ending.request in self._canceled:
@@ -625,8 +678,12 @@ class WorkerActor:
                     )
                 )
 
-    def _publish_changes(self, place: RankPlace, port: Port) -> None:
-        """Publish the rank's KV events: its passes' device changes, host changes, then restored device blocks."""
+    def _publish_changes(self, place: RankPlace, port: Port, late_ms: float | None = None) -> None:
+        """Publish the rank's KV events: its passes' device changes, host changes, then restored device blocks.
+
+        Args:
+            late_ms: when they happened, if that was in a deferred turn.
+        """
         rank = place.rank
         if not rank.device_changes and not rank.host_changes and not rank.restored:
             return
@@ -634,7 +691,8 @@ class WorkerActor:
             rank.drop_changes()
             return
         for device_change in rank.device_changes:
-            self._publish_change(place, Tier.DEVICE, device_change, type(device_change) is RemovedBlocks, port)
+            removed = type(device_change) is RemovedBlocks
+            self._publish_change(place, Tier.DEVICE, device_change, removed, port, late_ms)
         for host_change in rank.host_changes:
             self._publish_change(place, Tier.HOST_PINNED, host_change, not host_change.stored, port)
         for restored in rank.restored:
@@ -642,23 +700,32 @@ class WorkerActor:
         rank.drop_changes()
 
     def _publish_change(
-        self, place: RankPlace, tier: Tier, change: DeviceChange | PoolChange, removed: bool, port: Port
+        self,
+        place: RankPlace,
+        tier: Tier,
+        change: DeviceChange | PoolChange,
+        removed: bool,
+        port: Port,
+        late_ms: float | None = None,
     ) -> None:
         who = place.who | {"event_id": place.next_event_id, "tier": tier.value}
         place.next_event_id += 1
-        if removed:
-            port.publish(BlocksRemoved(block_hashes=change.block_hashes, **who))
-            return
         stored: Any = change
-        port.publish(
-            BlocksStored(
+        event: BlocksRemoved | BlocksStored
+        if removed:
+            event = BlocksRemoved(block_hashes=change.block_hashes, **who)
+        else:
+            event = BlocksStored(
                 parent_hash=stored.parent_hash,
                 start_position=stored.start_position,
                 block_hashes=stored.block_hashes,
                 token_hashes=stored.tokens_hashes,
                 **who,
             )
-        )
+        if late_ms is None:
+            port.publish(event)
+        else:
+            port.publish_late(late_ms, event)
 
     # -- inside
 

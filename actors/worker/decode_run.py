@@ -58,6 +58,19 @@ class DecodeRun:
     def is_over(self) -> bool:
         return self._passes_left == 0
 
+    @property
+    def passes_left(self) -> int:
+        return self._passes_left
+
+    def passes_with(self, blocks: int) -> int:
+        """In how many more passes no more than that many blocks are opened."""
+        size = self._block_size
+        done = self._passes
+        # Every sequence opens one block in each stretch of a block's worth of passes.
+        first = sorted([len(seq.blocks) * size + 1 - seq.computed - done for seq in self._batch])
+        rounds, place = divmod(blocks, self.size)
+        return rounds * size + first[place] - 1
+
     def due(self) -> list[tuple[Sequence, int]]:
         """Sequences that open or fill a block in the next pass, in order, with their computed tokens after it."""
         places = self._due.get(self._passes + 1)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from array import array
 
-import attrs
-
-from g2sim.bus.events import event
+from g2sim.bus.events import event, signal
 
 
 @event("wk.sub")
@@ -94,7 +92,7 @@ class PassEnded:
     prefill_tokens: int
 
 
-@attrs.frozen(kw_only=True, slots=True)
+@signal
 class PassesEnded:
     """Several passes of a rank that put out the same, told together, late, where nobody hears ``PassEnded``.
 
@@ -111,6 +109,17 @@ class PassesEnded:
     ends_ms: array[float]
     emitted: tuple[int, ...]
     prefill_tokens: int
+
+
+@signal
+class PassGave:
+    """A pass has ended in which a request may have got its first token or ended, which a run of decode passes never is.
+
+    It is in no log, where ``PassEnded`` says the same; routers hear it, and are not woken by other passes.
+    """
+
+    role: str
+    emitted: tuple[int, ...]
 
 
 @event("wk.fin", version=2)

@@ -333,8 +333,18 @@ class Rank:
 
     @property
     def wants_reservation(self) -> bool:
-        """Whether ``try_reservation`` has anything to do."""
-        return bool(self._pending) or self._retry_due
+        """Whether ``try_reservation`` has anything to do: something has changed since it was refused."""
+        return self._retry_due or (bool(self._pending) and self._pending[0].tried_at != self._generation)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a pass would come to nothing as the last one did, until a command or the host tier changes that."""
+        return not self.running and self._blocked is not None and not self.wants_reservation
+
+    @property
+    def stuck_look_up(self) -> LookUp | None:
+        """What each such pass asks the host tier; None for nothing."""
+        return None if self._blocked is None else self._blocked.look_up
 
     def reserve_destination(self, handoff: int, given: RankRequest, *, idle: bool) -> HandoffReply:
         """Join the pending destinations; tried at once on an ``idle`` rank, else at the next pass end."""
@@ -501,6 +511,45 @@ class Rank:
         result.end_ms = start_ms + self._timer.decode_ms(run.size, run.known_tokens)
         run.count()
         return result
+
+    def plan_decode_passes(self, end_ms: float, most: int) -> list[float]:
+        """Ends [ms] of the decode passes that would follow one that ends at ``end_ms``, the last one that has begun.
+
+        They follow each other as long as nothing comes between that changes this rank, and its host tier is at rest.
+        Empty if anything but one of them would follow, or somebody who waits would have to be looked at again.
+
+        Args:
+            most: plan no more than that many.
+        """
+        run = self._decode_run
+        if run is None or self.wants_reservation:
+            return []
+        waiting = bool(self.queue or self._connector_places)
+        if waiting and (self._blocked is None or self._blocked.head is not None):
+            return []
+        passes = min(most, run.passes_left, run.passes_with(self.pool.available_blocks))
+        ends_ms: list[float] = []
+        known_tokens = run.known_tokens
+        decode_ms = self._timer.decode_ms
+        for _ in range(passes):
+            start_ms = self._compute_start_ms(end_ms)
+            next_ms = start_ms + decode_ms(run.size, known_tokens)
+            if next_ms <= end_ms:
+                break
+            ends_ms.append(next_ms)
+            end_ms = next_ms
+            known_tokens += run.size
+        return ends_ms
+
+    def take_decode_passes(self, passes: int) -> None:
+        """Carry out that many of the planned passes: what ``decode_pass`` would do at their starts."""
+        run = self._decode_run
+        if run is None:
+            raise InvariantViolation("decode passes are taken without a run of them")
+        for _ in range(passes):
+            for seq, after in run.due():
+                self._extend(seq, after)
+            run.count()
 
     def _idle_pass(self, now_ms: float) -> PassResult:
         result = PassResult()

@@ -664,9 +664,9 @@ class Machine:
 def outcome(driver: Driver, styles: Sequence[str], starts: Sequence[tuple[int, tuple[Step, ...]]]) -> Any:
     kernel = Kernel(seed=3)
     records: list[Record] = []
-    instants: list[tuple[float, float]] = []
+    instants: list[Sequence[float]] = []
     kernel.add_sink(records.append)
-    kernel.observe_instants(lambda previous_ms, now_ms: instants.append((previous_ms, now_ms)))
+    kernel.observe_instants(instants.append)
     for number, style in enumerate(styles):
         kernel.register(str(number), Machine(number, style))
     listener = kernel.subscribe("0", [Noted], lag_ms=0.25, wake_message=(Step("draw"),), wake_phase=1)
@@ -674,6 +674,7 @@ def outcome(driver: Driver, styles: Sequence[str], starts: Sequence[tuple[int, t
         kernel.post(kernel.slot(str(to)), program, 0, 0.0)
     kernel.time_limit_ms = 5.0
     driver(kernel).run()
+    kernel.tell_instants()
     draws = {name: (stream.draws, stream.fingerprint()) for name, stream in kernel.streams.items()}
     left = len(listener.drain())
     totals = [slot.actor.total for slot in kernel.slots]  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from g2sim.actors.router import registry
 from g2sim.actors.router.events import PlacementWeighed, RequestPlaced, RequestRefused, RequestWaits
 from g2sim.actors.router.policy import Place, Policy, Queue, Refuse, Release, RoutedRequest, Verdict
 from g2sim.actors.traffic.events import RequestArrived
-from g2sim.actors.worker.events import PassEnded, RequestEnded
+from g2sim.actors.worker.events import PassEnded, PassGave, RequestEnded
 from g2sim.bus.drivers import InlineDriver, TrioDriver
 from g2sim.bus.errors import Deadlock, PolicyError
 from g2sim.bus.events import Record
@@ -283,7 +283,7 @@ class TestKnowledge:
             made = scenario(tmp_path, SOME, run_values("trace.jsonl", policy=policy))
             kernel: Kernel = build_cluster(made.deployment, open_traffic(made).driver, seed=0).kernel
             assert bool(kernel._subscriptions.get(BlocksStored)) is subscribes
-            assert bool(kernel._subscriptions.get(PassEnded)) is (policy != "round_robin")
+            assert bool(kernel._subscriptions.get(PassGave)) is (policy != "round_robin")
 
     def test_prefill_and_decode_are_placed_by_routers_of_their_own(self, tmp_path: Path) -> None:
         outcome = simulate(tmp_path, SOME, pools=True, policy="dynamo_kv")

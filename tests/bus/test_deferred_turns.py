@@ -1,0 +1,245 @@
+"""Turns that actors put off: taken in time, in place, and as if they had not been."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from g2sim.bus.drivers import InlineDriver
+from g2sim.bus.events import signal
+from g2sim.bus.kernel import Envelope, Kernel, Port, Subscription
+
+END, LOOK, START = 2, 5, 11
+
+
+@signal
+class Ticked:
+    who: int
+    number: int
+
+
+class Ticker:
+    """Ends a piece of work and starts the next, ``times`` times; publishes at each end that ``shows`` wants shown."""
+
+    def __init__(self, who: int, period_ms: float, times: int, shows: int, *, defers: bool) -> None:
+        self.who, self.period_ms, self.times, self.shows, self.defers = who, period_ms, times, shows, defers
+        self.started = self.ended = 0
+        self.ends_ms: list[float] = []
+        self.first = 0
+        self.end: Envelope | None = None
+        self.between = self.deferring = False
+        self.seen: list[tuple[float, int, int]] = []
+        self.port: Any = None
+
+    def receive(self, message: str, port: Port) -> None:
+        self.port = port
+        if self.deferring:
+            port.recall_own()
+        if message == "start":
+            self._start(port)
+        elif message == "end":
+            self._over(lambda event: port.publish(event))
+            if self.started < self.times:
+                port.send_self("start", phase=START)
+        else:
+            self.seen.append((port.now_ms, self.started, self.ended))
+
+    def waiting(self) -> Sequence[str]:
+        return ()
+
+    def _start(self, port: Port) -> None:
+        self.started += 1
+        end_ms = port.now_ms + self.period_ms
+        ends_ms = [end_ms]
+        if self.defers and port.may_defer(Ticked):
+            while len(ends_ms) <= self.times - self.started:
+                ends_ms.append(ends_ms[-1] + self.period_ms)
+        if len(ends_ms) > 1:
+            self.ends_ms, self.first, self.between, self.deferring = ends_ms, 0, False, True
+            port.defer(self)
+        self.end = port.send_self("end", phase=END, at_ms=ends_ms[-1])
+
+    def _over(self, publish: Callable[[Ticked], None]) -> None:
+        self.ended += 1
+        if self.ended % self.shows == 0:
+            publish(Ticked(who=self.who, number=self.ended))
+
+    def take(self) -> None:
+        port = self.port
+        if self.between and (port.now_ms > self.ends_ms[self.first - 1] or port.has_passed(START)):
+            self.between = False
+            self.started += 1
+        over: list[float] = []
+        for end_ms in self.ends_ms[self.first :]:
+            if not (end_ms < port.now_ms or (end_ms == port.now_ms and port.has_passed(END))):
+                break
+            over.append(end_ms)
+            self._over(lambda event, end_ms=end_ms: port.publish_late(end_ms, event))  # type: ignore[misc]
+            self.between = end_ms == port.now_ms and not port.has_passed(START)
+            self.started += not self.between
+        self.first += len(over)
+        if over:
+            port.pass_instants(over)
+
+    def stop(self) -> None:
+        self.deferring = False
+        assert self.end is not None
+        if not self.between and self.ends_ms[self.first] == self.end.time_ms:
+            return
+        self.port.cancel(self.end)
+        if self.between:
+            self.port.send_self("start", phase=START)
+        else:
+            self.end = self.port.send_self("end", phase=END, at_ms=self.ends_ms[self.first])
+
+
+class Reader:
+    inbox: Subscription
+
+    def __init__(self) -> None:
+        self.read: list[tuple[float, str, int, int]] = []
+
+    def receive(self, message: Any, port: Port) -> None:
+        self.read += [(port.now_ms, one.source, one.event.who, one.event.number) for one in self.inbox.drain()]
+
+    def waiting(self) -> Sequence[str]:
+        return ()
+
+
+class Retrier:
+    """Retries so many times after each message, and notes when that was."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.tries: list[tuple[float, int]] = []
+
+    def receive(self, message: Any, port: Port) -> None:
+        if message != "again":
+            self.left = message
+        self.tries.append((port.now_ms, port.round))
+        self.left -= 1
+        if self.left > 0:
+            port.retry("again", phase=START)
+
+    def waiting(self) -> Sequence[str]:
+        return ()
+
+
+@attrs.frozen
+class Play:
+    """Tickers (period, times, shows), and what else happens: (time, phase, what, to)."""
+
+    tickers: list[tuple[int, int, int]]
+    happens: list[tuple[int, int, str, int]]
+
+    def run(self, *, defers: bool) -> Any:
+        kernel = Kernel()
+        before, reader, after = Retrier(), Reader(), Retrier()
+        kernel.register("before", before)
+        tickers = [Ticker(who, *ticker, defers=defers) for who, ticker in enumerate(self.tickers)]
+        for ticker in tickers[::2]:
+            kernel.register(f"ticker {ticker.who}", ticker)
+        kernel.register("reader", reader)
+        for ticker in tickers[1::2]:
+            kernel.register(f"ticker {ticker.who}", ticker)
+        kernel.register("after", after)
+        reader.inbox = kernel.subscribe("reader", [Ticked])
+        instants: list[float] = []
+        kernel.observe_instants(lambda times_ms: instants.extend(times_ms[1:]))
+        for ticker in tickers:
+            kernel.post(kernel.slot(f"ticker {ticker.who}"), "start", START, 0.0)
+        for time_ms, phase, what, to in self.happens:
+            if what == "poke":
+                kernel.post(kernel.slot(f"ticker {to % len(tickers)}"), "poke", phase, float(time_ms))
+            elif what == "read":
+                kernel.post(kernel.slot("reader"), "read", phase, float(time_ms))
+            else:
+                kernel.post(kernel.slot(("before", "after")[to % 2]), 1 + to % 4, phase, float(time_ms))
+        kernel.post(kernel.slot("reader"), "read", LOOK, 1e6)
+        InlineDriver(kernel).run()
+        kernel.tell_instants()
+        return reader.read, instants, [one.seen for one in tickers], before.tries, after.tries
+
+
+plays = st.builds(
+    Play,
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 12), st.integers(1, 3)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(
+            st.integers(0, 20),
+            st.sampled_from([0, END, LOOK, START, 12]),
+            st.sampled_from(["poke", "read", "retry"]),
+            st.integers(0, 7),
+        ),
+        max_size=10,
+    ),
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(plays)
+def test_deferred_turns_are_as_if_taken_by_messages(play: Play) -> None:
+    assert play.run(defers=True) == play.run(defers=False)
+
+
+def test_turns_are_deferred_at_all() -> None:
+    """Else the property above says nothing: a run of ten costs two turns, one for its start and one for its end."""
+    kernel = Kernel()
+    kernel.register("ticker", Ticker(0, 1.0, 10, 1, defers=True))
+    kernel.post(kernel.slot("ticker"), "start", START, 0.0)
+    InlineDriver(kernel).run()
+    assert (kernel.turn_idx, kernel.now_ms) == (2, 10.0)
+
+
+class Asks:
+    def __init__(self) -> None:
+        self.allowed: list[bool] = []
+
+    def receive(self, message: Any, port: Port) -> None:
+        self.allowed.append(port.may_defer(Ticked))
+
+    def waiting(self) -> Sequence[str]:
+        return ()
+
+
+def _add_sink(kernel: Kernel) -> None:
+    kernel.add_sink(lambda record: None, [Ticked])
+
+
+def _add_waking_subscription(kernel: Kernel) -> None:
+    kernel.subscribe("other", [Ticked], wake_message="x", wake_phase=0)
+
+
+@pytest.mark.parametrize(
+    ("hears", "allowed"),
+    [
+        (lambda kernel: None, True),
+        (lambda kernel: kernel.subscribe("other", [Ticked], lag_ms=3.0), True),
+        (lambda kernel: kernel.add_sink(lambda record: None), True),  # it is a signal, which is no part of the record
+        (_add_sink, False),
+        (_add_waking_subscription, False),
+    ],
+)
+def test_turns_are_deferred_only_if_nobody_has_to_hear_at_once(hears: Callable[[Kernel], None], allowed: bool) -> None:
+    kernel, asks = Kernel(), Asks()
+    kernel.register("asks", asks)
+    kernel.register("other", Asks())
+    hears(kernel)
+    kernel.post(kernel.slot("asks"), "go", 0, 1.0)
+    InlineDriver(kernel).run()
+    assert asks.allowed == [allowed]
+
+
+def test_nothing_is_deferred_while_a_retry_is_parked() -> None:
+    kernel, asks = Kernel(), Asks()
+    kernel.register("asks", asks)
+    kernel.register("retrier", Retrier())
+    kernel.post(kernel.slot("retrier"), 9, START, 1.0)
+    kernel.post(kernel.slot("asks"), "go", 12, 1.0)
+    InlineDriver(kernel).run()
+    assert asks.allowed == [False]
