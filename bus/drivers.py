@@ -130,7 +130,7 @@ class InlineDriver:
 def perform(kernel: Kernel, slot: Slot, message: Any) -> Any:
     """Run one actor's turn, and inside it the turns of those it asks. Returns its reply."""
     result = slot.actor.receive(message, slot.port)
-    if type(result) not in RESUMABLE:
+    if not RESUMABLE[type(result)]:
         return result
     slot.in_turn = True
     reply = None

@@ -23,7 +23,7 @@ import heapq
 import math
 import types
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -49,8 +49,16 @@ class Ask:
 
 Turn = Generator[Ask, Any, Any]
 
-RESUMABLE = (types.GeneratorType, types.CoroutineType)
-"""What ``receive`` returns for a turn that is not over yet."""
+
+class _Resumable(dict[type[Any], bool]):
+    def __missing__(self, cls: type[Any]) -> bool:
+        found = self[cls] = issubclass(cls, (Generator, Coroutine))
+        return found
+
+
+RESUMABLE = _Resumable()
+"""Type of what ``receive`` returns -> whether it is a turn that is not over yet. It is asked by what a type can do, as
+each compiled generator has a type of its own."""
 
 
 class Actor(Protocol):
@@ -242,7 +250,7 @@ class Port:
             reply = slot.actor.receive(message, slot.port)
         finally:
             own.in_turn = before
-        if type(reply) in RESUMABLE:
+        if RESUMABLE[type(reply)]:
             reply.close()
             raise ProtocolError(
                 f"{own.name} calls {to}, whose turn for a {type(message).__name__} is no plain function"
