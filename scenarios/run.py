@@ -31,6 +31,7 @@ from g2sim.bus.kernel import Kernel
 from g2sim.bus.log import LogWriter
 from g2sim.scenarios.deployment import RUN_SOURCE, build_cluster
 from g2sim.scenarios.events import RunStarted
+from g2sim.scenarios.garbage import rare_collections
 from g2sim.scenarios.pass_times import open_pass_times
 from g2sim.scenarios.policy_source import find_policy
 from g2sim.scenarios.report import Report, ReportFold, RunInfo, report_text, row_text
@@ -143,7 +144,8 @@ def run_scenario(
         kernel.add_sink(fold.apply, fold.event_types(each_pass=bool(kernel.hearers(PassEnded))))
         kernel.publish(RUN_SOURCE, RunStarted(agentic=traffic.agentic, play_ids=traffic.play_ids, notes=notes))
         try:
-            driver(kernel).run()
+            with rare_collections():
+                driver(kernel).run()
             if actor is not None:
                 actor.finish()
             if verifier is not None:

@@ -9,8 +9,6 @@ kinds, is refused.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +31,7 @@ from g2sim.actors.kv.wire_vllm import MAX_FRAME_BYTES, decode_batch, read_messag
 from g2sim.bus.errors import ConfigError, LogDamaged, shorten
 from g2sim.bus.log import MAGIC, LogReader
 from g2sim.scenarios.capture import ANEW, ENDED, MESSAGE, OPENED
+from g2sim.scenarios.garbage import rare_collections
 from g2sim.scenarios.run_folder import log_file
 from g2sim.scenarios.validate import (
     Bad,
@@ -132,7 +131,7 @@ def check_files(paths: Sequence[Path], validator: Validator) -> int:
         validator.begin(source)
         number = 0
         feed = validator.feed
-        with _rare_collections():
+        with rare_collections():
             while ahead := list(itertools.islice(items, READ_AHEAD)):
                 for number, item in ahead:
                     feed(number, item)
@@ -140,17 +139,6 @@ def check_files(paths: Sequence[Path], validator: Validator) -> int:
                         good += 1
         validator.end(number)
     return good
-
-
-@contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Looks for reference cycles less often: what is read here makes none, and each look walks all that is resident."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 # -- JSON lines
