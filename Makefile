@@ -2,9 +2,10 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 REFERENCE := build/reference
+COMPILED := build/compiled
 TYPES := build/types/g2sim
 
-.PHONY: demo test check docs differential swarm fuzz reference install clean
+.PHONY: demo test check docs differential swarm fuzz reference install compiled test-compiled clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/g2sim run scenarios/library/agentx-g2-shared.yaml
@@ -40,6 +41,13 @@ reference: $(REFERENCE)/installed
 
 install: $(VENV)/installed
 
+# The optional compiled build in an environment of its own: build/compiled/bin/g2sim. Needs a C compiler.
+compiled: $(COMPILED)/installed
+
+# The same runs in pure Python and compiled: the same bytes.
+test-compiled: $(VENV)/test-installed $(COMPILED)/installed
+	G2SIM_COMPILED_PYTHON="$(CURDIR)/$(COMPILED)/bin/python" $(PY) -m pytest tests/compiled
+
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)
 
@@ -61,6 +69,12 @@ $(REFERENCE)/installed:
 		ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1
 	$(REFERENCE)/bin/python -m pip install --quiet --disable-pip-version-check \
 		pydantic uvloop pyyaml typing_extensions pyzmq msgspec
+	touch $@
+
+$(COMPILED)/installed: setup.py pyproject.toml $(shell find bus actors scenarios -type f -not -path '*/__pycache__/*')
+	python3 -m venv $(COMPILED)
+	rm -rf build/lib.*
+	G2SIM_COMPILED=1 $(COMPILED)/bin/python -m pip install --quiet --disable-pip-version-check .
 	touch $@
 
 # The folders under the names they are imported by, for type checkers and editors.

@@ -2,11 +2,12 @@
 
     python benchmarks/against_reference.py --reference PYTHON [--only 1 2 ...] [--pairs N] [--mooncake FILE] [--json]
 
-``PYTHON`` is an interpreter of an environment that holds the reference (``make reference`` makes one). Every run is a
-process of its own, and the time is that of the replay call, reading of the trace included; CPU time is printed too, as
-it suffers less from what else the machine does. The results of each pair
-must be equal to the last bit. The reference's KV router decides ties by chance, so there the results are compared once
-before the pairs, with ours taking the ranks that the reference took (``tests/differential/run_router.py``).
+``PYTHON`` is an interpreter of an environment that holds the reference (``make reference`` makes one). g2sim is that of
+the interpreter which runs this: the compiled build with ``build/compiled/bin/python`` (``make compiled``). Every run is
+a process of its own, and the time is that of the replay call, reading of the trace included; CPU time is printed too,
+as it suffers less from what else the machine does. The results of each pair must be equal to the last bit. The
+reference's KV router decides ties by chance, so there the results are compared once before the pairs, with ours taking
+the ranks that the reference took (``tests/differential/run_router.py``).
 Exit code 1 if results differ.
 """
 
@@ -33,6 +34,8 @@ sys.path[:0] = [str(TESTS / "oracle"), str(TESTS / "differential")]
 import run_router  # noqa: E402
 from harness import NOT_OURS, same_value  # noqa: E402
 from translate import scenario_from_call  # noqa: E402
+
+from g2sim.scenarios.build import is_compiled  # noqa: E402
 
 Run = dict[str, Any]
 
@@ -141,14 +144,17 @@ def main() -> int:
     options.add_argument("--mooncake", type=Path, help="head of the Mooncake conversation trace, for workload 7")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
+    build = "compiled" if is_compiled() else "pure Python"
     rows = []
     for number, case in cases(chosen.mooncake).items():
         if chosen.only is None or number in chosen.only:
             rows.append({"number": number, **measure(chosen.reference, case, chosen.pairs)})
             print(f"workload {number} done", file=sys.stderr)
     if chosen.json:
-        print(json.dumps({"processors": os.cpu_count(), "pairs": chosen.pairs, "workloads": rows}, indent=1))
+        figures = {"processors": os.cpu_count(), "pairs": chosen.pairs, "build": build, "workloads": rows}
+        print(json.dumps(figures, indent=1))
     else:
+        print(f"g2sim is {build}")
         print(tabulate([_line(row) for row in rows], headers="keys", floatfmt=".2f"))
     different = [row for row in rows if row["difference"] is not None]
     for row in different:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from g2sim.bus.errors import ConfigError, SimError, shorten
+from g2sim.scenarios.build import is_compiled
 
 INTERRUPTED = 130
 
@@ -75,7 +76,9 @@ def _leave_stdout() -> None:
 
 
 @click.group(cls=_LazyGroup, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
-@click.version_option(version("g2sim"), prog_name="g2sim", message="%(prog)s %(version)s")
+@click.version_option(
+    version("g2sim"), prog_name="g2sim", message="%(prog)s %(version)s" + " (compiled)" * is_compiled()
+)
 def cli() -> None:
     """Simulate an LLM serving deployment with GPU and host KV caches behind routers.
 
