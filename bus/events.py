@@ -99,11 +99,11 @@ class Record:
         time_ms: virtual time of publication [ms].
         source: name of the actor that published it.
         cause: number of the turn in which it was published; equal for all events of one turn. Not whole for events of
-            deferred turns, which are in no log.
+            deferred turns, which are in no log. Never just ``float``: compiled code would make a float of an integer.
         event: the event itself.
     """
 
     time_ms: float
     source: str
-    cause: float
+    cause: int | float
     event: Any

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 KV_EVENTS = (BlocksStored, BlocksRemoved, BlocksCleared)
 
-Known = tuple[float, bool, float]
+Known = tuple[float, bool, int | float]
 """When something became known: time [ms]; at one time what was under way first, then in order of publication."""
 
 WAKE_PHASE = Phase.START
