@@ -15,6 +15,7 @@ from setuptools.errors import SetupError
 HERE = Path(__file__).resolve().parent
 
 # The state machines, and what carries their messages: each of them is hot in some workload of benchmarks/workloads.py.
+# Not among them are classes that others derive from, such as policies: interpreted ones cannot extend compiled ones.
 # A class whose objects are hot should be a plain one with __slots__: mypyc leaves attrs classes to the interpreter.
 MODULES = (
     "actors/handoff/actor.py",
@@ -24,7 +25,6 @@ MODULES = (
     "actors/kv/blocks.py",
     "actors/kv/prompt.py",
     "actors/router/actor.py",
-    "actors/router/dynamo.py",
     "actors/router/index.py",
     "actors/router/loads.py",
     "actors/router/pool.py",

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from operator import itemgetter
@@ -29,6 +28,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from g2sim.bus.asking import answer_to
 from g2sim.bus.errors import Deadlock, InvariantViolation, ProtocolError
 from g2sim.bus.events import SIGNALS, Record
 from g2sim.bus.streams import RandomStream
@@ -231,10 +231,9 @@ class Port:
         """Declare that this turn changed nothing that others could see."""
         self._kernel.turn_has_effect = False
 
-    @types.coroutine
     def ask(self, to: str, message: Any) -> Turn:
         """Run another actor's turn inside this one: ``await port.ask(...)``, or ``yield from`` it in a generator."""
-        return (yield Ask(to, message))
+        return answer_to(Ask(to, message))
 
     def call(self, to: str, message: Any) -> Any:
         """``ask`` for a turn that is a plain function, of an actor whose ``receive`` is one for this message.
