@@ -58,11 +58,11 @@ class PhaseFold:
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Take what was known before the run, as ``agentic_facts`` gives it."""
-        self._snapshots = facts.get("agentic_snapshots")
-        if self._snapshots is None:
+        snapshots = facts.get("agentic_snapshots")
+        if snapshots is None:
             return
         self._graph, self._lanes = facts["agentic_graph"], facts["agentic_lanes"]
-        self._snapshots = list(self._snapshots)
+        self._snapshots = list(snapshots)
         if (ledger := facts.get("agentic_phases")) is not None:
             self.start_ms = None
             self._ledger = [_not_issued(entry, self._graph["block_size"]) for entry in ledger]

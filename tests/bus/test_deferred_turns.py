@@ -105,6 +105,9 @@ class Reader:
         self.read: list[tuple[float, str, int, int]] = []
 
     def receive(self, message: Any, port: Port) -> None:
+        if message != "read":
+            port.send(message, "poke", phase=0)  # in the next round, if this is a later phase
+            return
         self.read += [(port.now_ms, one.source, one.event.who, one.event.number) for one in self.inbox.drain()]
 
     def waiting(self) -> Sequence[str]:
@@ -156,6 +159,8 @@ class Play:
         for time_ms, phase, what, to in self.happens:
             if what == "poke":
                 kernel.post(kernel.slot(f"ticker {to % len(tickers)}"), "poke", phase, float(time_ms))
+            elif what == "echo":
+                kernel.post(kernel.slot("reader"), f"ticker {to % len(tickers)}", phase, float(time_ms))
             elif what == "read":
                 kernel.post(kernel.slot("reader"), "read", phase, float(time_ms))
             else:
@@ -173,7 +178,7 @@ plays = st.builds(
         st.tuples(
             st.integers(0, 20),
             st.sampled_from([0, END, LOOK, START, 12]),
-            st.sampled_from(["poke", "read", "retry"]),
+            st.sampled_from(["poke", "echo", "read", "retry"]),
             st.integers(0, 7),
         ),
         max_size=10,

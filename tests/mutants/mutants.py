@@ -322,4 +322,32 @@ MUTANTS = (
         "return None",
         "tests/traffic",
     ),
+    Mutant(
+        "deferred passes go on while the shared pool moves",
+        "actors/host_pool/actor.py",
+        "                port.recall()\n",
+        "                pass\n",
+        "tests/oracle",
+    ),
+    Mutant(
+        "a parked retry does not recall deferred turns",
+        KERNEL,
+        "        if kernel.deferred:\n            kernel.recall()\n        kernel.turn_has_effect",
+        "        kernel.turn_has_effect",
+        "tests/bus/test_deferred_turns.py",
+    ),
+    Mutant(
+        "a deferred turn of this instant is no effect of its round",
+        KERNEL,
+        "            self._round_had_effect = True\n\n    def tell_instants",
+        "            pass\n\n    def tell_instants",
+        "tests/bus/test_deferred_turns.py",
+    ),
+    Mutant(
+        "a retry that stands by is taken as still to come",
+        "actors/host_pool/actor.py",
+        "(passed if port.is_before",
+        "(ahead if port.is_before",
+        "tests/host_pool/test_standing_by.py",
+    ),
 )
