@@ -11,7 +11,6 @@ import attrs
 from g2sim.actors.host_pool.messages import (
     Clear,
     HostProgress,
-    IsAtRest,
     Join,
     LookUp,
     PrepareStore,
@@ -56,13 +55,12 @@ class HostPoolActor:
         asking: int | None = None
         reply: Any = None
         kind = type(message)
-        if kind is IsAtRest or kind is StandBy:
-            return self._rests(message)
+        if kind is StandBy:
+            return self._may_stand_by(message)
         if self._standing and kind in _AGE_MATTERS:
             self._stand_in(port)
-            if kind is StandDown:
-                self._standing.pop(message.client, None)
         if kind is StandDown:
+            self._standing.pop(message.client, None)
             return None
         by_timer = kind is _TransferEvent
         if by_timer:
@@ -77,7 +75,6 @@ class HostPoolActor:
             if asker is not None:
                 self._told.discard(asker)
             if port.others_defer and kind is not LookUp and not self.pool.at_rest:
-                self._standing.clear()
                 port.recall()
         outbox = self.pool.outbox
         if outbox:
@@ -93,17 +90,12 @@ class HostPoolActor:
     def waiting(self) -> Sequence[str]:
         return self.pool.transfers_under_way()
 
-    def _rests(self, message: IsAtRest | StandBy) -> bool:
-        """Whether a client's actor may leave its turns, or its retries, out."""
-        client = message.client
-        if self.pool.actor_of(client) in self._told:
+    def _may_stand_by(self, message: StandBy) -> bool:
+        client, look_up = message.client, message.look_up
+        if self.pool.actor_of(client) in self._told or not self.pool.would_answer_again(look_up):
             return False
-        if isinstance(message, IsAtRest):
-            return self.pool.at_rest
-        if not self.pool.would_answer_again(message.look_up):
-            return False
-        if message.look_up is not None:
-            self._standing[client] = (message.order, message.look_up.chain.sequence_hashes)
+        if look_up is not None:
+            self._standing[client] = (message.order, look_up.chain.sequence_hashes)
         return True
 
     def _stand_in(self, port: Port) -> None:

@@ -146,31 +146,22 @@ class PassBoundary:
 
 
 @attrs.frozen(slots=True)
-class IsAtRest:
-    """Would pass ends of this client change nothing and be told nothing, until somebody moves something? Reply: bool.
-
-    When that is no longer so the pool recalls deferred turns (see ``bus.kernel``).
-    """
-
-    client: int
-
-
-@attrs.frozen(slots=True)
 class StandBy:
-    """The client would ask ``look_up`` at every turn of its own, until something changes. Reply: bool.
+    """May the client leave turns out, which end passes, or ask ``look_up`` again and again? Reply: bool.
 
-    True: the answer would stay what it was. The pool makes the blocks recent as often as the client would have, until
-    ``StandDown``, and recalls deferred turns as for ``IsAtRest``. ``order`` is the actor's place in the order of turns.
+    True: they would change nothing and be told nothing new, until somebody moves something; then the pool recalls
+    deferred turns (see ``bus.kernel``). Until ``StandDown`` it makes the blocks of a look-up recent as often as the
+    client would have. ``order`` is the actor's place in the order of turns.
     """
 
     client: int
-    look_up: LookUp | None
     order: int
+    look_up: LookUp | None = None
 
 
 @attrs.frozen(slots=True)
 class StandDown:
-    """The client asks by itself again. Reply: None."""
+    """The client asks its look-up by itself again. Reply: None."""
 
     client: int
 

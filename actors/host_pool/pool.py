@@ -24,7 +24,6 @@ from g2sim.actors.host_pool.messages import (
     BoundaryReply,
     Clear,
     Completion,
-    IsAtRest,
     Join,
     LookUp,
     LookUpOutcome,
@@ -133,7 +132,6 @@ class HostPool:
         self._next_transfer = 0
         self._ended = 0
         self._residency = 0
-        self._may_be_untold = False
         self._touched: dict[int, Sequence[int]] = {}
 
     # -- membership
@@ -166,7 +164,6 @@ class HostPool:
             self._give_up_store(self._transfers.pop(number))
         if loads or stores:
             self._ended += 1
-            self._may_be_untold = True
             self._residency += 1
 
     def empty(self) -> None:
@@ -194,7 +191,6 @@ class HostPool:
         self._cleared_blocks += len(in_use)
         loading = tuple([hash_ for hash_, entry in in_use.items() if entry.resident])
         self.outbox.append(ev.HostPoolCleared(pool=self.name, block_hashes=unused, loading_hashes=loading))
-        self._may_be_untold = True
         for client in self._clients.values():
             told_later = [(change.stored, change.block_hashes) for change in client.changes]
             gone = removed_by_clear(told_later, unused + loading)
@@ -207,7 +203,7 @@ class HostPool:
         """See ``LookUp``. A store of the request's own that is under way defers without touching anything."""
         before = message.again
         if before is not None and before.residency == self._residency:
-            self._touch(message.chain.sequence_hashes)
+            self.make_recent(message.chain.sequence_hashes)
             return before
         landed = message.latest_store is None or message.latest_store not in self._transfers
         if not landed:
@@ -224,7 +220,7 @@ class HostPool:
             matched += 1
             if not entry.resident or hash_ in loading:
                 wait = True
-        self._touch(keys)
+        self.make_recent(keys)
         if not matched:
             return LookUpReply(LookUpOutcome.MISS, 0, landed, self._residency)
         if wait:
@@ -294,7 +290,7 @@ class HostPool:
         self.outbox.append(
             ev.StorePrepared(request=message.request, transfer=number, block_hashes=block_hashes, **client.who)
         )
-        self._touch(keys)
+        self.make_recent(keys)
         return StoreReply(StoreOutcome.PREPARED, number, tuple(missing))
 
     def submit_prepared(self, client: int, now_ms: float) -> tuple[tuple[int, float | None], ...]:
@@ -322,7 +318,6 @@ class HostPool:
         for end_ms, number in ended:
             transfer = transfers.pop(number)
             self._ended += 1
-            self._may_be_untold = True
             is_load = transfer.direction is Direction.HOST_TO_DEVICE
             if is_load:
                 self.outbox.append(ev.LoadFinished(pool=self.name, transfer=number, ended_ms=end_ms))
@@ -345,9 +340,9 @@ class HostPool:
         """Advance, and tell the client what it has not been told."""
         self.advance(now_ms)
         own = self._clients[client]
-        progress = own.seen != self._ended
-        if not progress and not own.changes and not own.completions:
+        if self._has_told(own):
             return NOTHING
+        progress = own.seen != self._ended
         own.seen = self._ended
         done: list[Completion] = []
         while own.completions and own.completions[0].end_ms <= now_ms:
@@ -358,7 +353,7 @@ class HostPool:
     def boundary(self, client: int, now_ms: float) -> BoundaryReply:
         """The end of a client's pass; see ``PassBoundary``."""
         own = self._clients[client]
-        if not self._transfers and own.seen == self._ended and not own.changes and not own.completions:
+        if not self._transfers and self._has_told(own):
             self._transport.advance(now_ms)
             return QUIET
         before = self.tick(client, now_ms)
@@ -368,20 +363,13 @@ class HostPool:
     @property
     def at_rest(self) -> bool:
         """Whether nothing moves, and every client has been told all."""
-        return not self._transfers and not (
-            self._may_be_untold
-            and any(own.seen != self._ended or own.changes or own.completions for own in self._clients.values())
-        )
+        return not self._transfers and all(map(self._has_told, self._clients.values()))
 
     def would_answer_again(self, look_up: LookUp | None) -> bool:
         """Whether nothing has changed since a look-up was answered, nor is about to."""
         if not self.at_rest:
             return False
         return look_up is None or (look_up.again is not None and look_up.again.residency == self._residency)
-
-    def make_recent(self, keys: Sequence[int]) -> None:
-        """What a look-up does to the blocks of its chain."""
-        self._touch(keys)
 
     def serve(self, message: Any, now_ms: float) -> Any:
         """Answer one message of ``messages``; raises InvariantViolation for anything else."""
@@ -395,12 +383,7 @@ class HostPool:
 
     def untold(self) -> list[int]:
         """Clients that a tick would tell something, in order of joining."""
-        if not self._may_be_untold:
-            return []
-        ended = self._ended
-        untold = [number for number, own in self._clients.items() if own.seen != ended or own.changes]
-        self._may_be_untold = bool(untold)
-        return untold
+        return [number for number, own in self._clients.items() if not self._has_told(own)]
 
     # -- looking
 
@@ -484,6 +467,10 @@ class HostPool:
 
     # -- inside
 
+    def _has_told(self, own: _Client) -> bool:
+        """Whether a tick would tell a client nothing."""
+        return own.seen == self._ended and not own.changes and not own.completions
+
     def _catch_up(self, now_ms: float) -> None:
         if self.shared:
             self.advance(now_ms)
@@ -535,7 +522,7 @@ class HostPool:
         if transfer.entries is not self._entries:
             self._cleared_blocks -= len(transfer.block_hashes)
 
-    def _touch(self, keys: Sequence[int]) -> None:
+    def make_recent(self, keys: Sequence[int]) -> None:
         """Make each evictable block youngest, last to first, so that a prefix is never older than what follows it.
 
         It is done when ages matter: of several touches of one prompt only the last one counts.
@@ -579,7 +566,6 @@ class HostPool:
             self.outbox.append(ev.ClearedBlocksFreed(pool=self.name, block_hashes=tuple(idle)))
 
     def _announce(self, change: PoolChange) -> None:
-        self._may_be_untold = True
         for client in self._clients.values():
             client.changes.append(change)
 
@@ -612,7 +598,6 @@ _HANDLERS: dict[type[Any], Callable[[HostPool, Any, float], Any]] = {
     LookUp: lambda pool, message, now_ms: pool.look_up(message),
     QueueLoad: lambda pool, message, now_ms: pool.queue_load(message, now_ms),
     PrepareStore: lambda pool, message, now_ms: pool.prepare_store(message, now_ms),
-    IsAtRest: lambda pool, message, now_ms: pool.at_rest,
     StandBy: lambda pool, message, now_ms: pool.would_answer_again(message.look_up),
     StandDown: lambda pool, message, now_ms: None,  # who uses a private pool alone has asked last
     PassBoundary: lambda pool, message, now_ms: pool.boundary(message.client, now_ms),

@@ -20,7 +20,6 @@ from g2sim.actors.host_pool.messages import (
     QUIET,
     Clear,
     HostProgress,
-    IsAtRest,
     Join,
     PoolChange,
     Retire,
@@ -258,7 +257,7 @@ class WorkerActor:
             if self._deadline is not None:
                 port.cancel(self._deadline)
                 self._deadline = self._deadline_ms = None
-            if not (len(results) == 1 and results[0][1].only_tokens and self._defer_passes(*results[0], port)):
+            if not self._defer_passes(results, port):
                 self._pass_end = port.send_self(_PASS_END, phase=Phase.PASS_END, at_ms=end_ms)
             return
         self._close(results, port)
@@ -274,28 +273,25 @@ class WorkerActor:
         self._show(results, port)
         self._plan(port)
 
-    def _defer_passes(self, place: RankPlace, result: PassResult, port: Port) -> bool:
+    def _defer_passes(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> bool:
         """Put off what follows a decode pass that has begun, as far as it concerns nobody else. False if it does."""
+        place, result = results[0]
         rank = place.rank
-        if len(self.places) > 1 or self._canceled or self._report_is_awaited or port.hears(ev.PassEnded):
+        if len(self.places) > 1 or not result.only_tokens or port.hears(ev.PassEnded):
+            return False
+        if self._canceled or self._report_is_awaited:
             return False
         if not port.may_defer(*((BlocksStored, BlocksRemoved) if rank.notes_changes else ())):
             return False
-        if rank.boundary is not None and not place.ask(IsAtRest(rank.client)):
+        if rank.boundary is not None and not place.ask(StandBy(rank.client, port.order)):
             return False
         ends_ms = [result.end_ms, *rank.plan_decode_passes(result.end_ms, MOST_PASSES)]
         del ends_ms[bisect_right(ends_ms, port.time_limit_ms, 1) :]
         if len(ends_ms) == 1:
             return False
         self._take_up_run(place, result.emitted, port)
-
-        def show(time_ms: float) -> None:
-            self._publish_changes(place, port, time_ms)
-
-        def go_on(end_ms: float | None) -> None:
-            self._go_on(place, end_ms, port)
-
-        port.defer(DeferredPasses(place, ends_ms, port, show if rank.notes_changes else None, go_on))
+        show = partial(self._publish_changes, place, port) if rank.notes_changes else None
+        port.defer(DeferredPasses(place, ends_ms, port, show, partial(self._go_on, port)))
         self._defers = True
         self._pass_end = port.send_self(_PASS_END, phase=Phase.PASS_END, at_ms=ends_ms[-1])
         return True
@@ -306,8 +302,7 @@ class WorkerActor:
         rank = place.rank
         if len(self.places) > 1 or not rank.is_stuck or not port.may_defer():
             return False
-        stands_by = StandBy(rank.client, rank.stuck_look_up, port.order)
-        if rank.boundary is not None and not place.ask(stands_by):
+        if rank.boundary is not None and not place.ask(StandBy(rank.client, port.order, rank.stuck_look_up)):
             return False
         port.defer(DeferredRetries(partial(self._stand_down, place, port)))
         self._defers = True
@@ -319,13 +314,13 @@ class WorkerActor:
             place.ask(StandDown(place.rank.client))
         port.park_again(_START_PASS, Phase.START)
 
-    def _go_on(self, place: RankPlace, end_ms: float | None, port: Port) -> None:
+    def _go_on(self, port: Port, end_ms: float | None) -> None:
         """Deferred passes are recalled: the one in flight ends at ``end_ms``, or the last one has just ended."""
         self._defers = False
-        if end_ms is not None and self._pass_end is not None and self._pass_end.time_ms == end_ms:
+        planned = self._pass_end
+        if planned is None or planned.time_ms == end_ms:
             return
-        if self._pass_end is not None:
-            port.cancel(self._pass_end)
+        port.cancel(planned)
         if end_ms is None:
             self._in_flight = None
             self._plan(port)
@@ -690,42 +685,14 @@ class WorkerActor:
         if not rank.notes_changes:
             rank.drop_changes()
             return
+        publish = port.publish if late_ms is None else partial(port.publish_late, late_ms)
         for device_change in rank.device_changes:
-            removed = type(device_change) is RemovedBlocks
-            self._publish_change(place, Tier.DEVICE, device_change, removed, port, late_ms)
+            publish(_kv_event(place, Tier.DEVICE, device_change, type(device_change) is RemovedBlocks))
         for host_change in rank.host_changes:
-            self._publish_change(place, Tier.HOST_PINNED, host_change, not host_change.stored, port)
+            publish(_kv_event(place, Tier.HOST_PINNED, host_change, not host_change.stored))
         for restored in rank.restored:
-            self._publish_change(place, Tier.DEVICE, restored, type(restored) is RemovedBlocks, port)
+            publish(_kv_event(place, Tier.DEVICE, restored, type(restored) is RemovedBlocks))
         rank.drop_changes()
-
-    def _publish_change(
-        self,
-        place: RankPlace,
-        tier: Tier,
-        change: DeviceChange | PoolChange,
-        removed: bool,
-        port: Port,
-        late_ms: float | None = None,
-    ) -> None:
-        who = place.who | {"event_id": place.next_event_id, "tier": tier.value}
-        place.next_event_id += 1
-        stored: Any = change
-        event: BlocksRemoved | BlocksStored
-        if removed:
-            event = BlocksRemoved(block_hashes=change.block_hashes, **who)
-        else:
-            event = BlocksStored(
-                parent_hash=stored.parent_hash,
-                start_position=stored.start_position,
-                block_hashes=stored.block_hashes,
-                token_hashes=stored.tokens_hashes,
-                **who,
-            )
-        if late_ms is None:
-            port.publish(event)
-        else:
-            port.publish_late(late_ms, event)
 
     # -- inside
 
@@ -758,6 +725,24 @@ class WorkerActor:
         reply = own_pool.serve(message, port.now_ms)
         _publish_outbox(own_pool, port)
         return reply
+
+
+def _kv_event(
+    place: RankPlace, tier: Tier, change: DeviceChange | PoolChange, removed: bool
+) -> BlocksRemoved | BlocksStored:
+    """The rank's next KV event."""
+    who = place.who | {"event_id": place.next_event_id, "tier": tier.value}
+    place.next_event_id += 1
+    if removed:
+        return BlocksRemoved(block_hashes=change.block_hashes, **who)
+    stored: Any = change
+    return BlocksStored(
+        parent_hash=stored.parent_hash,
+        start_position=stored.start_position,
+        block_hashes=stored.block_hashes,
+        token_hashes=stored.tokens_hashes,
+        **who,
+    )
 
 
 def _publish_outbox(pool: HostPool, port: Port) -> None:

@@ -27,6 +27,7 @@ class DecodeRun:
         emitted: requests that get a token in each pass, in order.
         size: their number.
         known_tokens: prompt and generated tokens of all before the next pass.
+        passes_left: how many passes it can still have.
     """
 
     __slots__ = (
@@ -35,9 +36,9 @@ class DecodeRun:
         "_caches_blocks",
         "_due",
         "_passes",
-        "_passes_left",
         "emitted",
         "known_tokens",
+        "passes_left",
         "size",
     )
 
@@ -46,7 +47,7 @@ class DecodeRun:
         self._block_size = block_size_tokens
         self._caches_blocks = caches_blocks
         self._passes = 0
-        self._passes_left = passes
+        self.passes_left = passes
         self._due: dict[int, list[int]] = {}
         self.emitted = tuple([seq.request for seq in batch])
         self.size = len(self._batch)
@@ -56,11 +57,7 @@ class DecodeRun:
 
     @property
     def is_over(self) -> bool:
-        return self._passes_left == 0
-
-    @property
-    def passes_left(self) -> int:
-        return self._passes_left
+        return self.passes_left == 0
 
     def passes_with(self, blocks: int) -> int:
         """In how many more passes no more than that many blocks are opened."""
@@ -82,7 +79,7 @@ class DecodeRun:
     def count(self) -> None:
         """A pass is done, and what was due has been seen to."""
         self._passes += 1
-        self._passes_left -= 1
+        self.passes_left -= 1
         self.known_tokens += self.size
         for place in self._due.pop(self._passes, ()):
             self._watch(place)

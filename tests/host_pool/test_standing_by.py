@@ -102,7 +102,7 @@ class Client:
             return
         self.again = port.call("pool", self._look_up(self.blocked_on, self.again))
         port.call("pool", PassBoundary(self.number))
-        stands_by = StandBy(self.number, self._look_up(self.blocked_on, self.again), port.order)
+        stands_by = StandBy(self.number, port.order, self._look_up(self.blocked_on, self.again))
         if self.stands_by and port.may_defer() and port.call("pool", stands_by):
             port.defer(self)
             self.deferring = True
