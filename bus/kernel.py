@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from operator import itemgetter
@@ -287,11 +288,6 @@ class Port:
         if self._kernel.deferred:
             self._kernel.recall()
 
-    @property
-    def others_defer(self) -> bool:
-        """Whether anybody has put off turns."""
-        return bool(self._kernel.deferred)
-
     def recall_own(self) -> None:
         """``recall`` for this actor."""
         kernel = self._kernel
@@ -301,6 +297,20 @@ class Port:
     def has_passed(self, phase: int) -> bool:
         """Whether a turn of this actor in that phase of the first round of this instant would be over by now."""
         return self._kernel.round > 0 or self.is_before(phase, self._slot.order)
+
+    def count_passed(self, times_ms: Sequence[float], phase: int, order: int, first: int = 0) -> int:
+        """How many of these times, in order, are instants in whose first round a turn in that phase would be over.
+
+        Args:
+            order: of the actor whose turn it is.
+            first: that many are known to be.
+        """
+        kernel = self._kernel
+        now_ms = kernel.now_ms
+        stop = bisect_left(times_ms, now_ms, first)
+        if stop < len(times_ms) and times_ms[stop] == now_ms and (kernel.round > 0 or self.is_before(phase, order)):
+            stop += 1
+        return stop
 
     def is_before(self, phase: int, order: int) -> bool:
         """Whether a turn in that phase of this round, of the actor with that ``order``, would be over by now."""

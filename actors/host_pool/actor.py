@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
@@ -13,6 +14,7 @@ from g2sim.actors.host_pool.messages import (
     HostProgress,
     Join,
     LookUp,
+    NewsAt,
     PrepareStore,
     QueueLoad,
     Retire,
@@ -21,6 +23,7 @@ from g2sim.actors.host_pool.messages import (
 )
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.phases import Phase
+from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.kernel import Envelope, Port
 
 
@@ -30,7 +33,20 @@ class _TransferEvent:
 
 
 _AGE_MATTERS = frozenset({LookUp, PrepareStore, QueueLoad, Clear, Join, Retire, StandDown})
-"""Messages that make blocks recent, or may evict old ones."""
+"""Messages that make blocks recent or may evict old ones. The end of a transfer does, too: nobody stands by so long."""
+
+
+class _Stander:
+    """A client that stands by: how many of its ``pass_ends_ms`` have moved bytes, and started passes that look up."""
+
+    __slots__ = ("keys", "looked_up", "moved", "order", "pass_ends_ms")
+
+    def __init__(self, message: StandBy) -> None:
+        self.order = message.order
+        self.pass_ends_ms = message.pass_ends_ms
+        self.keys = None if message.look_up is None else message.look_up.chain.sequence_hashes
+        self.moved = 0
+        self.looked_up = 0
 
 
 class HostPoolActor:
@@ -45,36 +61,42 @@ class HostPoolActor:
         self._told: set[str] = set()
         self._timer: Envelope | None = None
         self._timer_ms: float | None = None
-        self._standing: dict[int, tuple[int, Sequence[int]]] = {}
+        self._standers: dict[int, _Stander] = {}
         self._stood_in_round = (-1.0, -1)
         self._stood_in_turn = -1
 
     quiet = frozenset({_TransferEvent})
 
     def receive(self, message: Any, port: Port) -> Any:
+        kind = type(message)
+        if kind is NewsAt:
+            return self._news_at_ms(message)
+        if kind is StandBy:
+            self._standers[message.client] = _Stander(message)
+            return None
+        if self._standers:
+            self._move_for_standers(port)
+            if kind in _AGE_MATTERS:
+                self._look_up_for_standers(port)
         asking: int | None = None
         reply: Any = None
-        kind = type(message)
-        if kind is StandBy:
-            return self._may_stand_by(message)
-        if self._standing and kind in _AGE_MATTERS:
-            self._stand_in(port)
-        if kind is StandDown:
-            self._standing.pop(message.client, None)
-            return None
         by_timer = kind is _TransferEvent
         if by_timer:
             # Idle ranks look now, and that moves the pool. When all are busy nobody looks before a pass ends, so the
             # pool does not move either, and this timer stays spent.
             self._timer = None
             port.no_effect()
+        elif kind is StandDown:
+            del self._standers[message.client]
+            asking = message.client
         else:
+            state_idx = self.pool.state_idx
             reply = self.pool.serve(message, port.now_ms)
             asking = message.client
             asker = self.pool.actor_of(asking)
             if asker is not None:
                 self._told.discard(asker)
-            if port.others_defer and kind is not LookUp and not self.pool.at_rest:
+            if self.pool.state_idx != state_idx:
                 port.recall()
         outbox = self.pool.outbox
         if outbox:
@@ -90,34 +112,61 @@ class HostPoolActor:
     def waiting(self) -> Sequence[str]:
         return self.pool.transfers_under_way()
 
-    def _may_stand_by(self, message: StandBy) -> bool:
-        client, look_up = message.client, message.look_up
-        if self.pool.actor_of(client) in self._told or not self.pool.would_answer_again(look_up):
-            return False
-        if look_up is not None:
-            self._standing[client] = (message.order, look_up.chain.sequence_hashes)
-        return True
+    def _news_at_ms(self, message: NewsAt) -> float:
+        """See ``NewsAt``. A client's turns are news to others, too, as long as they have to be told something."""
+        told = self._told
+        if self.pool.actor_of(message.client) in told:
+            return -math.inf
+        if any(self.pool.actor_of(client) not in told for client in self.pool.untold()):
+            return -math.inf
+        return self.pool.news_at_ms(message)
 
-    def _stand_in(self, port: Port) -> None:
+    def _move_for_standers(self, port: Port) -> None:
+        """Let bytes move at each pass end of those who stand by that is over: see ``transfers`` on why at each."""
+        instants_ms: set[float] = set()
+        for stander in self._standers.values():
+            stop = port.count_passed(stander.pass_ends_ms, Phase.PASS_END, stander.order, stander.moved)
+            if stop != stander.moved:
+                instants_ms.update(stander.pass_ends_ms[stander.moved : stop])
+                stander.moved = stop
+        if not instants_ms or self.pool.next_event_ms() is None:
+            return
+        state_idx = self.pool.state_idx
+        for time_ms in sorted(instants_ms):
+            self.pool.advance(time_ms)
+        if self.pool.state_idx != state_idx:
+            raise InvariantViolation(f"{self.pool.name}: a transfer ended while all who look stood by")
+
+    def _look_up_for_standers(self, port: Port) -> None:
         """Make recent what those who stand by would have asked for since the last turn that did so.
 
-        Each of them would have had a retry in every round, in its place, and again after every pass that has started.
-        So who comes before the turn at work has asked last, and before them those whose retry is still to come in this
-        round: they asked in the round before, and before all that was asked in this one.
+        Who puts passes off has asked at the start of each. Who retries has asked in every round, in its place, and
+        again after every pass that has started. So retries that come before the turn at work have asked last; those
+        that are still to come in this round asked in the round before, and before all that was asked in this one.
         """
         if port.turn_idx == self._stood_in_turn:
             return
-        this_round = (port.now_ms, port.round)
-        passed: list[Sequence[int]] = []
-        ahead: list[Sequence[int]] = []
-        for order, keys in sorted(self._standing.values(), key=itemgetter(0)):
-            (passed if port.is_before(Phase.START, order) else ahead).append(keys)
-        if this_round != self._stood_in_round:
-            for keys in ahead:
-                self.pool.make_recent(keys)
-        for keys in passed:
-            self.pool.make_recent(keys)
+        now_ms, round_idx = port.now_ms, port.round
+        this_round = (now_ms, round_idx)
+        is_new_round = this_round != self._stood_in_round
         self._stood_in_round, self._stood_in_turn = this_round, port.turn_idx
+        asked: list[tuple[int, float, int, Sequence[int]]] = []
+        for stander in self._standers.values():
+            order, keys, ends_ms = stander.order, stander.keys, stander.pass_ends_ms
+            if keys is None:
+                continue
+            if ends_ms:
+                stop = port.count_passed(ends_ms, Phase.START, order, stander.looked_up)
+                if stop != stander.looked_up:
+                    stander.looked_up = stop
+                    start_ms = ends_ms[stop - 1]
+                    asked.append((2 if start_ms == now_ms and round_idx == 0 else 0, start_ms, order, keys))
+            elif port.is_before(Phase.START, order):
+                asked.append((3, now_ms, order, keys))
+            elif is_new_round:
+                asked.append((1, now_ms, order, keys))
+        for *_, wanted in sorted(asked, key=itemgetter(0, 1, 2)):
+            self.pool.make_recent(wanted)
 
     def _tell(self, client: int, by_timer: bool, port: Port) -> None:
         actor = self.pool.actor_of(client)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import attrs
 
@@ -146,22 +147,36 @@ class PassBoundary:
 
 
 @attrs.frozen(slots=True)
-class StandBy:
-    """May the client leave turns out, which end passes, or ask ``look_up`` again and again? Reply: bool.
+class NewsAt:
+    """Before when would the client's pass ends, and ``look_up`` asked again, come to nothing? Reply: time [ms].
 
-    True: they would change nothing and be told nothing new, until somebody moves something; then the pool recalls
-    deferred turns (see ``bus.kernel``). Until ``StandDown`` it makes the blocks of a look-up recent as often as the
-    client would have. ``order`` is the actor's place in the order of turns.
+    Until then they change nothing but how far bytes have moved, and what is recent, and are told nothing new; inf if
+    nothing moves, -inf if there is news by now. That holds until somebody changes what the pool holds or moves; then
+    the pool recalls deferred turns (see ``bus.kernel``).
     """
 
     client: int
-    order: int
     look_up: LookUp | None = None
 
 
 @attrs.frozen(slots=True)
+class StandBy:
+    """The client leaves turns out that would come to nothing (``NewsAt``). Reply: None.
+
+    Until ``StandDown`` the pool does what they would have done: at each of ``pass_ends_ms`` it moves bytes, and makes
+    the blocks of ``look_up`` recent as a pass starts. Without pass ends they are retries, in every round. ``order`` is
+    the actor's place in the order of turns.
+    """
+
+    client: int
+    order: int
+    look_up: LookUp | None
+    pass_ends_ms: Sequence[float] = ()
+
+
+@attrs.frozen(slots=True)
 class StandDown:
-    """The client asks its look-up by itself again. Reply: None."""
+    """The client has turns of its own again. Reply: None."""
 
     client: int
 

@@ -13,6 +13,7 @@ as used until these have ended.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from g2sim.actors.host_pool.messages import (
     LookUp,
     LookUpOutcome,
     LookUpReply,
+    NewsAt,
     PassBoundary,
     PoolChange,
     PrepareStore,
@@ -44,6 +46,8 @@ from g2sim.actors.host_pool.transfers import Direction, Transport
 from g2sim.actors.kv.events import removed_by_clear
 from g2sim.bus.errors import InvariantViolation
 
+_ROUNDING_MS = 1e-3
+"""Far more than a transfer's end moves when bytes move in other steps."""
 _MAX_TOUCHED = 64
 """Prompts whose touches are put off; a bound on memory."""
 
@@ -132,6 +136,7 @@ class HostPool:
         self._next_transfer = 0
         self._ended = 0
         self._residency = 0
+        self._submitted = 0
         self._touched: dict[int, Sequence[int]] = {}
 
     # -- membership
@@ -360,16 +365,20 @@ class HostPool:
         submitted = self.submit_prepared(client, now_ms)
         return BoundaryReply(before, submitted, self.tick(client, now_ms))
 
-    @property
-    def at_rest(self) -> bool:
-        """Whether nothing moves, and every client has been told all."""
-        return not self._transfers and all(map(self._has_told, self._clients.values()))
+    def news_at_ms(self, message: NewsAt) -> float:
+        """See ``NewsAt``. What is under way may end a little sooner than it seems, because of rounding."""
+        own, look_up = self._clients[message.client], message.look_up
+        if own.prepared or not self._has_told(own):
+            return -math.inf
+        if look_up is not None and (look_up.again is None or look_up.again.residency != self._residency):
+            return -math.inf
+        next_ms = self._transport.next_event_ms()
+        return math.inf if next_ms is None else next_ms - _ROUNDING_MS
 
-    def would_answer_again(self, look_up: LookUp | None) -> bool:
-        """Whether nothing has changed since a look-up was answered, nor is about to."""
-        if not self.at_rest:
-            return False
-        return look_up is None or (look_up.again is not None and look_up.again.residency == self._residency)
+    @property
+    def state_idx(self) -> int:
+        """It grows when anything changes but how far bytes have moved, and what is recent."""
+        return self._residency + self._submitted
 
     def serve(self, message: Any, now_ms: float) -> Any:
         """Answer one message of ``messages``; raises InvariantViolation for anything else."""
@@ -486,6 +495,7 @@ class HostPool:
         if transfer.submitted:
             raise InvariantViolation(f"{self.name}: transfer {number} is submitted twice")
         transfer.submitted = True
+        self._submitted += 1
         size_bytes = self.block_bytes * len(transfer.block_hashes)
         return self._transport.submit(
             number, transfer.client, client.joined.link, transfer.direction, size_bytes, now_ms, from_ms
@@ -598,8 +608,10 @@ _HANDLERS: dict[type[Any], Callable[[HostPool, Any, float], Any]] = {
     LookUp: lambda pool, message, now_ms: pool.look_up(message),
     QueueLoad: lambda pool, message, now_ms: pool.queue_load(message, now_ms),
     PrepareStore: lambda pool, message, now_ms: pool.prepare_store(message, now_ms),
-    StandBy: lambda pool, message, now_ms: pool.would_answer_again(message.look_up),
-    StandDown: lambda pool, message, now_ms: None,  # who uses a private pool alone has asked last
+    NewsAt: lambda pool, message, now_ms: pool.news_at_ms(message),
+    # Nobody else asks a private pool in between, and it knows its ends from the start.
+    StandBy: lambda pool, message, now_ms: None,
+    StandDown: lambda pool, message, now_ms: None,
     PassBoundary: lambda pool, message, now_ms: pool.boundary(message.client, now_ms),
     Tick: lambda pool, message, now_ms: pool.tick(message.client, now_ms),
 }

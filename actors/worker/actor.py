@@ -6,8 +6,9 @@ shared pool works (it is asked over the bus; a private tier is served here).
 
 from __future__ import annotations
 
+import math
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from g2sim.actors.host_pool.messages import (
     Clear,
     HostProgress,
     Join,
+    NewsAt,
     PoolChange,
     Retire,
     StandBy,
@@ -119,6 +121,7 @@ class WorkerActor:
         self._in_flight: list[tuple[RankPlace, PassResult]] | None = None
         self._pass_end: Envelope | None = None
         self._defers = False
+        self._stands_by = False
         self._down = False
         self._lost: dict[int, LostRequest] = {}
         self._start_is_due = False
@@ -283,12 +286,20 @@ class WorkerActor:
             return False
         if not port.may_defer(*((BlocksStored, BlocksRemoved) if rank.notes_changes else ())):
             return False
-        if rank.boundary is not None and not place.ask(StandBy(rank.client, port.order)):
-            return False
+        look_up = rank.blocked_look_up
+        news_at_ms = math.inf
+        if rank.boundary is not None:
+            news_at_ms = place.ask(NewsAt(rank.client, look_up))
+            if news_at_ms <= result.end_ms:
+                return False
         ends_ms = [result.end_ms, *rank.plan_decode_passes(result.end_ms, MOST_PASSES)]
         del ends_ms[bisect_right(ends_ms, port.time_limit_ms, 1) :]
+        del ends_ms[bisect_left(ends_ms, news_at_ms, 1) :]
         if len(ends_ms) == 1:
             return False
+        if look_up is not None or news_at_ms != math.inf:
+            place.ask(StandBy(rank.client, port.order, look_up, ends_ms[:-1]))
+            self._stands_by = True
         self._take_up_run(place, result.emitted, port)
         show = partial(self._publish_changes, place, port) if rank.notes_changes else None
         port.defer(DeferredPasses(place, ends_ms, port, show, partial(self._go_on, port)))
@@ -302,21 +313,31 @@ class WorkerActor:
         rank = place.rank
         if len(self.places) > 1 or not rank.is_stuck or not port.may_defer():
             return False
-        if rank.boundary is not None and not place.ask(StandBy(rank.client, port.order, rank.stuck_look_up)):
-            return False
-        port.defer(DeferredRetries(partial(self._stand_down, place, port)))
+        if rank.boundary is not None:
+            look_up = rank.blocked_look_up
+            if place.ask(NewsAt(rank.client, look_up)) != math.inf:
+                return False
+            place.ask(StandBy(rank.client, port.order, look_up))
+            self._stands_by = True
+        port.defer(DeferredRetries(partial(self._try_again, port)))
         self._defers = True
         return True
 
-    def _stand_down(self, place: RankPlace, port: Port) -> None:
-        self._defers = False
-        if place.rank.boundary is not None:
-            place.ask(StandDown(place.rank.client))
+    def _try_again(self, port: Port) -> None:
+        """Retries that were put off are recalled."""
+        self._stand_down()
         port.park_again(_START_PASS, Phase.START)
+
+    def _stand_down(self) -> None:
+        self._defers = False
+        if self._stands_by:
+            self._stands_by = False
+            place = self.places[0]
+            place.ask(StandDown(place.rank.client))
 
     def _go_on(self, port: Port, end_ms: float | None) -> None:
         """Deferred passes are recalled: the one in flight ends at ``end_ms``, or the last one has just ended."""
-        self._defers = False
+        self._stand_down()
         planned = self._pass_end
         if planned is None or planned.time_ms == end_ms:
             return

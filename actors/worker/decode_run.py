@@ -68,6 +68,15 @@ class DecodeRun:
         rounds, place = divmod(blocks, self.size)
         return rounds * size + first[place] - 1
 
+    def passes_without(self, hashes: Items[int], position: int) -> int:
+        """In how many more passes no sequence fills its block at that position, having begun with ``hashes``."""
+        passes = self.passes_left
+        for seq in self._batch:
+            common = min(position, len(seq.hashes))
+            if seq.sealed <= position and (not common or seq.hashes[common - 1] == hashes[common - 1]):
+                passes = min(passes, (position + 1) * self._block_size - seq.computed - self._passes - 1)
+        return passes
+
     def due(self) -> list[tuple[Sequence, int]]:
         """Sequences that open or fill a block in the next pass, in order, with their computed tokens after it."""
         places = self._due.get(self._passes + 1)

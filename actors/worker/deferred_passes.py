@@ -6,7 +6,6 @@ ends them (the worker's next message, or a recall; see ``bus.kernel``).
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from g2sim.actors.phases import Phase
@@ -53,13 +52,11 @@ class DeferredPasses:
                 return
             self._between = False
             rank.take_decode_passes(1)
-        stop = bisect_left(ends_ms, now_ms, first)
-        if ends_ms[stop] == now_ms and port.has_passed(Phase.PASS_END):
-            stop += 1
-            self._between = not port.has_passed(Phase.START)
+        stop = port.count_passed(ends_ms, Phase.PASS_END, port.order, first)
         if stop == first:
             return
         over = ends_ms[first:stop]
+        self._between = over[-1] == now_ms and not port.has_passed(Phase.START)
         self._at = stop
         self._place.times_ms.extend(over)
         self._place.pass_idx += len(over)

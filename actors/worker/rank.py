@@ -159,12 +159,16 @@ class _Share:
 
 
 class _Pass:
-    """Selection state of the pass under way; the last three describe its prefill batch for the timing model."""
+    """Selection state of the pass under way; the last three describe its prefill batch for the timing model.
 
-    __slots__ = ("any_preempted", "budget", "prefill_requests", "prefix_tokens", "prompt_tokens", "shares")
+    ``run``: the run of decode passes that it is one of so far; those who run have no shares yet.
+    """
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    __slots__ = ("any_preempted", "budget", "prefill_requests", "prefix_tokens", "prompt_tokens", "run", "shares")
+
+    def __init__(self, budget: int, run: DecodeRun | None) -> None:
+        self.budget = budget if run is None else budget - run.size
+        self.run = run
         self.shares: dict[Sequence, _Share] = {}
         self.any_preempted = False
         self.prefill_requests = 0
@@ -342,8 +346,8 @@ class Rank:
         return not self.running and self._blocked is not None and not self.wants_reservation
 
     @property
-    def stuck_look_up(self) -> LookUp | None:
-        """What each such pass asks the host tier; None for nothing."""
+    def blocked_look_up(self) -> LookUp | None:
+        """What a pass asks the host tier again, to find that the first of those who wait is blocked as before."""
         return None if self._blocked is None else self._blocked.look_up
 
     def reserve_destination(self, handoff: int, given: RankRequest, *, idle: bool) -> HandoffReply:
@@ -487,36 +491,18 @@ class Rank:
             return None
         if waiting and not self.running:
             return self._idle_pass(now_ms) if self._is_blocked(ask) else None
-        run = self._decode_run
-        if run is None or run.is_over:
-            self._settle_run()
-            run = self._decode_run = self._new_run()
-            if run is None:
-                return None
-        due = run.due()
-        if due:
-            opening = [after for seq, after in due if after > len(seq.blocks) * self._block_size]
-            if len(opening) > self.pool.available_blocks:
-                return None  # somebody has to be preempted
-            for seq, after in due:
-                self._extend(seq, after)
-        if waiting and not self._is_blocked(ask):
+        run = self._run_with_room()
+        if run is None or (waiting and not self._is_blocked(ask)):
             return None
         result = PassResult()
-        start_ms = self._compute_start_ms(now_ms)
-        result.only_tokens = True
-        result.emitted = run.emitted
-        result.scheduled_requests = result.scheduled_tokens = run.size
-        result.compute_start_ms = start_ms
-        result.end_ms = start_ms + self._timer.decode_ms(run.size, run.known_tokens)
-        run.count()
+        self._decode(run, now_ms, result)
         return result
 
     def plan_decode_passes(self, end_ms: float, most: int) -> list[float]:
         """Ends [ms] of the decode passes that would follow one that ends at ``end_ms``, the last one that has begun.
 
         They follow each other as long as nothing comes between that changes this rank, and its host tier is at rest.
-        Empty if anything but one of them would follow, or somebody who waits would have to be looked at again.
+        Empty if anything but one of them would follow, or the first of those who wait might find something else.
 
         Args:
             most: plan no more than that many.
@@ -524,10 +510,9 @@ class Rank:
         run = self._decode_run
         if run is None or self.wants_reservation:
             return []
-        waiting = bool(self.queue or self._connector_places)
-        if waiting and (self._blocked is None or self._blocked.head is not None):
-            return []
-        passes = min(most, run.passes_left, run.passes_with(self.pool.available_blocks))
+        passes = min(most, run.passes_left, run.passes_with(self._blocks_to_open()))
+        if self.queue or self._connector_places:
+            passes = min(passes, self._passes_blocked(run))
         ends_ms: list[float] = []
         known_tokens = run.known_tokens
         decode_ms = self._timer.decode_ms
@@ -541,6 +526,31 @@ class Rank:
             known_tokens += run.size
         return ends_ms
 
+    def _blocks_to_open(self) -> int:
+        """How many blocks decode passes can open with nobody preempted, and no copy-out to be waited for."""
+        if self.pool.copy_outs and not self._holds:
+            return 0
+        return self.pool.available_blocks
+
+    def _passes_blocked(self, run: DecodeRun) -> int:
+        """In how many more passes of a run nothing changes for who waits, as far as the device goes.
+
+        See ``_is_blocked``, which has found that nothing has changed by the pass that has begun.
+        """
+        blocked = self._blocked
+        if blocked is None:
+            return 0
+        head = blocked.head
+        if head is None or not self.config.prefix_caching:
+            return NO_LIMIT
+        found = blocked.found[0]
+        passes = NO_LIMIT
+        if found:
+            passes = run.passes_with(self.pool.blocks_before_eviction_of(head.hashes[:found]))
+        if found < len(head.hashes):
+            passes = min(passes, run.passes_without(head.hashes, found))
+        return passes
+
     def take_decode_passes(self, passes: int) -> None:
         """Carry out that many of the planned passes: what ``decode_pass`` would do at their starts."""
         run = self._decode_run
@@ -550,6 +560,44 @@ class Rank:
             for seq, after in run.due():
                 self._extend(seq, after)
             run.count()
+
+    def _run_with_room(self) -> DecodeRun | None:
+        """The run that the next pass is one of, with room made for its tokens; None if it is to be more, or less."""
+        run = self._decode_run
+        if run is None or run.is_over:
+            self._settle_run()
+            run = self._decode_run = self._new_run()
+            if run is None:
+                return None
+        due = run.due()
+        if due:
+            opening = [after for seq, after in due if after > len(seq.blocks) * self._block_size]
+            if len(opening) > self.pool.available_blocks:
+                self._settle_run()  # somebody has to be preempted
+                return None
+            for seq, after in due:
+                self._extend(seq, after)
+        return run
+
+    def _decode(self, run: DecodeRun, now_ms: float, result: PassResult) -> None:
+        """Let everybody in the run have a token, and work out how long the pass takes."""
+        start_ms = self._compute_start_ms(now_ms)
+        result.only_tokens = True
+        result.emitted = run.emitted
+        result.scheduled_requests = result.scheduled_tokens = run.size
+        result.compute_start_ms = start_ms
+        result.end_ms = start_ms + self._timer.decode_ms(run.size, run.known_tokens)
+        run.count()
+
+    def _leave_run(self, work: _Pass) -> None:
+        """More than a token each is to happen in a pass: write down what the run has done up to here, this pass too."""
+        if work.run is None:
+            return
+        work.run = None
+        self._settle_run()
+        for seq in self.running:
+            seq.computed += 1
+            work.shares[seq] = _Share(1, 0, seq.prompt_tokens)
 
     def _idle_pass(self, now_ms: float) -> PassResult:
         result = PassResult()
@@ -620,13 +668,12 @@ class Rank:
 
     def run_pass(self, now_ms: float) -> Generator[Any, Any, PassResult]:
         """Decide and carry out one pass that starts at ``now_ms``; results become visible at ``result.end_ms``."""
-        self._settle_run()
         self._blocked = None
         result = PassResult()
-        work = _Pass(self._budget)
+        work = _Pass(self._budget, self._run_with_room())
         running = self.running
         idx = 0
-        while idx < len(running) and work.budget > 0:
+        while work.run is None and idx < len(running) and work.budget > 0:
             outcome = self._give(running[idx], None, work, result)
             if outcome is _Give.DONE:
                 idx += 1
@@ -635,6 +682,9 @@ class Rank:
             # A sequence that preempted itself has left the list, so idx names the next one already.
         if self.queue or self._connector_places:
             yield from self._admit(now_ms, work, result)
+        if work.run is not None:
+            self._decode(work.run, now_ms, result)
+            return result
         if self._has_host:
             for seq in running:
                 if seq in work.shares:
@@ -651,6 +701,7 @@ class Rank:
                 self._blocked = _Blocked()
                 return
             if config.max_model_len_tokens is not None and seq.prompt_tokens >= config.max_model_len_tokens:
+                self._leave_run(work)
                 self._reject(seq, result)
                 continue
             cached_tokens = 0
@@ -677,6 +728,7 @@ class Rank:
                             continue
                         matched = reply.matched
                 if not seq.preempted and self._blocks(seq.known) > config.gpu_blocks:
+                    self._leave_run(work)
                     self._reject(seq, result)
                     continue
                 if seq.generated < seq.output_tokens:
@@ -698,6 +750,7 @@ class Rank:
                         return
                     self._sleep(seq)
                     continue
+            self._leave_run(work)
             if self._give(seq, cached_tokens, work, result) is not _Give.DONE:
                 return
             self._enter_running(seq, cached_tokens, result)

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2sim.actors.host_pool.actor import HostPoolActor
-from g2sim.actors.host_pool.events import HostBlocksEvicted
+from g2sim.actors.host_pool.events import HostBlocksEvicted, StoreLanded
 from g2sim.actors.host_pool.messages import (
     HostProgress,
     Join,
     LookUp,
+    NewsAt,
     PassBoundary,
     PrepareStore,
     StandBy,
@@ -31,15 +33,20 @@ from g2sim.bus.kernel import Kernel, Port
 
 CAPACITY = 6
 """Two chains, so that what was asked for last but one is evicted."""
-LINK = Link(d2h_bytes_per_ms=math.inf, h2d_bytes_per_ms=math.inf, latency_ms=0.0)
+UNLIMITED = Link(d2h_bytes_per_ms=math.inf, h2d_bytes_per_ms=math.inf, latency_ms=0.0)
 CHAINS = [
     BlockChain(tuple(range(10 * first, 10 * first + 3)), tuple(range(10 * first, 10 * first + 3)))
     for first in range(1, 7)
 ]
+NO_CHAIN = BlockChain((), ())
+STARTS, IS_OVER = "a pass starts", "a pass is over"
 
 
 class Client:
-    """Looks chains up and stores them in turns of its own, or is blocked and asks for one over and over."""
+    """Looks chains up and stores them in turns of its own, or is blocked and asks for one over and over.
+
+    A client that runs has passes of ``pass_ms``, and asks at the start of each; others retry.
+    """
 
     def __init__(self, number: int, *, stands_by: bool) -> None:
         self.number = number
@@ -49,35 +56,51 @@ class Client:
         self.deferring = False
         self.is_due = False
         self.port: Any = None
+        self.pass_ms = self.until_ms = 0.0
+        self.end: Any = None
+        self.ends_ms: list[float] = []
+        self.stood_by = 0
 
     def receive(self, message: Any, port: Port) -> None:
         self.port = port
         if self.deferring:
             port.recall_own()
         if type(message) is HostProgress:
+            if self.pass_ms:
+                port.no_effect()
+                return
             port.call("pool", Tick(self.number))
             if not message.due:
                 port.no_effect()
         elif message == "again":
             self._ask_again(port)
+        elif message == STARTS:
+            self._start(port)
+        elif message == IS_OVER:
+            port.call("pool", PassBoundary(self.number))
+            port.send_self(STARTS, phase=Phase.START)
         else:
-            what, chain = message
-            if what == "look up":
-                port.call("pool", self._look_up(chain))
-            elif what == "store":
-                port.call("pool", self._look_up(chain))
-                store = PrepareStore(
-                    client=self.number, request=0, chain=chain, start=0, stop=3, busy_sources=frozenset()
-                )
-                port.call("pool", store)
-                port.call("pool", PassBoundary(self.number))
-            elif what == "block" and self.blocked_on is None:
-                self.blocked_on, self.again = chain, None
-                if not self.is_due:
-                    port.send_self("again", phase=Phase.START)
-                    self.is_due = True
-            elif what == "free":
-                self.blocked_on = None
+            self._obey(*message, port)
+
+    def _obey(self, what: str, chain: BlockChain, pass_ms: float, port: Port) -> None:
+        if what == "look up":
+            port.call("pool", self._look_up(chain))
+        elif what == "store":
+            port.call("pool", self._look_up(chain))
+            store = PrepareStore(client=self.number, request=0, chain=chain, start=0, stop=3, busy_sources=frozenset())
+            port.call("pool", store)
+            port.call("pool", PassBoundary(self.number))
+        elif what == "run" and not self.is_due and not self.pass_ms:
+            self.pass_ms, self.until_ms = pass_ms, port.now_ms + 9.0
+            self.blocked_on, self.again = chain, None
+            port.send_self(STARTS, phase=Phase.START)
+        elif what == "block" and self.blocked_on is None:
+            self.blocked_on, self.again = chain, None
+            if not self.is_due and not self.pass_ms:
+                port.send_self("again", phase=Phase.START)
+                self.is_due = True
+        elif what == "free":
+            self.blocked_on = None
 
     def waiting(self) -> Sequence[str]:
         return ()
@@ -88,7 +111,17 @@ class Client:
     def stop(self) -> None:
         self.deferring = False
         self.port.call("pool", StandDown(self.number))
-        self.port.park_again("again", Phase.START)
+        if not self.pass_ms:
+            self.port.park_again("again", Phase.START)
+            return
+        over = self.port.count_passed(self.ends_ms, Phase.PASS_END, self.port.order)
+        started = self.port.count_passed(self.ends_ms, Phase.START, self.port.order)
+        if over != started:
+            self.port.cancel(self.end)
+            self.port.send_self(STARTS, phase=Phase.START)
+        elif self.end.time_ms != self.ends_ms[over]:
+            self.port.cancel(self.end)
+            self.end = self.port.send_self(IS_OVER, phase=Phase.PASS_END, at_ms=self.ends_ms[over])
 
     def _look_up(self, chain: BlockChain, again: Any = None) -> LookUp:
         return LookUp(
@@ -102,68 +135,108 @@ class Client:
             return
         self.again = port.call("pool", self._look_up(self.blocked_on, self.again))
         port.call("pool", PassBoundary(self.number))
-        stands_by = StandBy(self.number, port.order, self._look_up(self.blocked_on, self.again))
-        if self.stands_by and port.may_defer() and port.call("pool", stands_by):
-            port.defer(self)
-            self.deferring = True
+        look_up = self._look_up(self.blocked_on, self.again)
+        if self.stands_by and port.may_defer() and port.call("pool", NewsAt(self.number, look_up)) == math.inf:
+            self._stand_by(look_up, [], port)
         else:
             port.retry("again", phase=Phase.START)
+
+    def _start(self, port: Port) -> None:
+        look_up = None
+        if self.blocked_on is not None:
+            self.again = port.call("pool", self._look_up(self.blocked_on, self.again))
+            look_up = self._look_up(self.blocked_on, self.again)
+        ends_ms = [port.now_ms + self.pass_ms]
+        if ends_ms[0] > self.until_ms:
+            self.pass_ms = 0.0
+            return
+        if self.stands_by and port.may_defer():
+            news_at_ms = port.call("pool", NewsAt(self.number, look_up))
+            while len(ends_ms) < 8 and ends_ms[-1] + self.pass_ms < min(news_at_ms, self.until_ms):
+                ends_ms.append(ends_ms[-1] + self.pass_ms)
+        if len(ends_ms) > 1:
+            self._stand_by(look_up, ends_ms, port)
+        self.end = port.send_self(IS_OVER, phase=Phase.PASS_END, at_ms=ends_ms[-1])
+
+    def _stand_by(self, look_up: LookUp | None, ends_ms: list[float], port: Port) -> None:
+        port.call("pool", StandBy(self.number, port.order, look_up, ends_ms[:-1]))
+        port.defer(self)
+        self.deferring = True
+        self.ends_ms = ends_ms
+        self.stood_by += 1
 
 
 @attrs.frozen
 class Play:
-    """(time, phase, client, what, chain), in the order of sending."""
+    """(time, phase, client, what, chain, length of its passes [ms]), in the order of sending.
 
-    happens: list[tuple[int, Phase, int, str, int]]
+    ``bytes_per_ms``: of each client's link; the pool has two thirds of it.
+    """
 
-    def run(self, *, stands_by: bool) -> tuple[list[tuple[float, tuple[int, ...]]], list[int], int]:
+    happens: list[tuple[float, Phase, int, str, int, float]]
+    bytes_per_ms: float = math.inf
+
+    def run(self, *, stands_by: bool) -> tuple[list[Any], list[int], int]:
+        """Returns evictions and ends of transfers with their times, blocks by age, and how often clients stood by."""
         kernel = Kernel()
-        pool = HostPool("pool", CAPACITY, 1, FairLinks(math.inf, math.inf, max_min), shared=True)
+        rate = self.bytes_per_ms
+        link = Link(d2h_bytes_per_ms=rate, h2d_bytes_per_ms=rate, latency_ms=0.0 if rate == math.inf else 0.3)
+        pool = HostPool("pool", CAPACITY, 1, FairLinks(rate / 1.5, rate / 1.5, max_min), shared=True)
         kernel.register("pool", HostPoolActor(pool))
-        for number in range(4):
-            kernel.register(f"client {number}", Client(number, stands_by=stands_by))
-            pool.join(
-                Join(client=number, worker=number, role="aggregated", dp_rank=0, link=LINK, actor=f"client {number}")
-            )
-        evicted: list[tuple[float, tuple[int, ...]]] = []
-        kernel.add_sink(lambda record: evicted.append((record.time_ms, record.event.block_hashes)), [HostBlocksEvicted])
-        for first, chain in enumerate(CHAINS[:4]):
-            kernel.post(kernel.slot("client 0"), ("store", chain), Phase.START, 0.25 + first / 8)
-        for time_ms, phase, client, what, chain in self.happens:
-            kernel.post(kernel.slot(f"client {client}"), (what, CHAINS[chain]), phase, float(time_ms))
+        clients = [Client(number, stands_by=stands_by) for number in range(4)]
+        for client in clients:
+            name = f"client {client.number}"
+            kernel.register(name, client)
+            pool.join(Join(client=client.number, worker=client.number, role="r", dp_rank=0, link=link, actor=name))
+        seen: list[Any] = []
+        kernel.add_sink(lambda record: seen.append((record.time_ms, record.event)), [HostBlocksEvicted, StoreLanded])
+        for first in range(4):
+            kernel.post(kernel.slot("client 0"), ("store", CHAINS[first], 0.0), Phase.START, 0.25 + first / 8)
+        for time_ms, phase, number, what, chain, pass_ms in self.happens:
+            kernel.post(kernel.slot(f"client {number}"), (what, CHAINS[chain], pass_ms), phase, float(time_ms))
         # Ages matter when somebody asks: by then all who stand by have asked.
-        kernel.post(kernel.slot("client 3"), ("look up", BlockChain((), ())), Phase.START, 100.0)
+        kernel.post(kernel.slot("client 3"), ("look up", NO_CHAIN, 0.0), Phase.START, 100.0)
         InlineDriver(kernel).run()
         pool._carry_out_touches()
-        return evicted, list(pool._evictable), kernel.turn_idx
+        return seen, list(pool._evictable), sum(client.stood_by for client in clients)
 
 
+TIMES = st.integers(2, 4) | st.integers(20, 90).map(lambda tenths: tenths / 10 + 0.05)
 turns = st.tuples(
-    st.integers(2, 4),
+    TIMES,
     st.just(Phase.START),
     st.integers(0, 3),
     st.sampled_from(["look up", "look up", "store"]),
-    st.integers(2, 5),
+    st.sampled_from([2, 3, 4, 2, 3, 5]),
+    st.just(0.0),
 )
 commands = st.tuples(
     st.integers(1, 4),
     st.sampled_from([Phase.SUBMIT, Phase.START, Phase.HANDOFF]),
     st.integers(0, 3),
-    st.sampled_from(["block", "block", "free"]),
-    st.integers(2, 5),
+    st.sampled_from(["block", "block", "run", "run", "free"]),
+    st.sampled_from([2, 3, 4, 2, 3, 5]),
+    st.sampled_from([0.5, 1.0, 1 / 3, 0.7]),
 )
+rates = st.sampled_from([math.inf, math.inf, 7.0, 1.3, 0.4])
 
 
-@settings(deadline=None, max_examples=500)
-@given(st.lists(turns, max_size=8), st.lists(commands, min_size=1, max_size=5))
-def test_ages_are_as_if_they_had_asked(turns: list[Any], commands: list[Any]) -> None:
-    play = Play([*commands, *turns])
+@settings(deadline=None, max_examples=800)
+@given(st.lists(turns, min_size=2, max_size=8), st.lists(commands, min_size=1, max_size=5), rates)
+def test_all_is_as_if_they_had_asked(turns: list[Any], commands: list[Any], rate: float) -> None:
+    """What is evicted, how old blocks are, and when transfers end, to the last bit."""
+    play = Play([*commands, *turns], rate)
     asked, stood_by = play.run(stands_by=False), play.run(stands_by=True)
     assert stood_by[:2] == asked[:2]
 
 
-def test_who_stands_by_has_no_turns() -> None:
-    """Else the property above says nothing. 9: four stores, a block, and four look-ups; and a first retry."""
-    looks = [(time_ms, Phase.START, 0, "look up", 0) for time_ms in range(2, 6)]
-    play = Play([(1, Phase.SUBMIT, 2, "block", 1), *looks])
-    assert play.run(stands_by=False)[2] > play.run(stands_by=True)[2]
+@pytest.mark.parametrize("rate", [math.inf, 0.4])
+@pytest.mark.parametrize(("what", "times"), [("block", 1), ("run", 5)])
+def test_who_stands_by_has_no_turns(what: str, times: int, rate: float) -> None:
+    """Else the property above says nothing."""
+    if what == "block":
+        rate = math.inf
+    play = Play(
+        [(1, Phase.SUBMIT, 2, what, 1, 0.1), *((t, Phase.START, 0, "look up", 0, 0.0) for t in range(2, 6))], rate
+    )
+    assert play.run(stands_by=True)[2] >= times

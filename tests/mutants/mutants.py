@@ -346,8 +346,22 @@ MUTANTS = (
     Mutant(
         "a retry that stands by is taken as still to come",
         "actors/host_pool/actor.py",
-        "(passed if port.is_before",
-        "(ahead if port.is_before",
+        "asked.append((3, now_ms, order, keys))",
+        "asked.append((1, now_ms, order, keys))",
         "tests/host_pool/test_standing_by.py",
+    ),
+    Mutant(
+        "bytes do not move at pass ends that are put off",
+        "actors/host_pool/actor.py",
+        "            self.pool.advance(time_ms)",
+        "            pass",
+        "tests/host_pool/test_standing_by.py",
+    ),
+    Mutant(
+        "who is blocked is planned past the eviction of a block that it would use",
+        "actors/worker/rank.py",
+        "passes = run.passes_with(self.pool.blocks_before_eviction_of(head.hashes[:found]))",
+        "pass",
+        "tests/worker/test_decode_run.py",
     ),
 )
