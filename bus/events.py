@@ -91,19 +91,18 @@ def signal(cls: type[_EventT]) -> type[_EventT]:
     return made
 
 
-@attrs.frozen(slots=True)
+@attrs.define(unsafe_hash=True, on_setattr=attrs.setters.NO_OP)
 class Record:
-    """One published event with its circumstances.
+    """One published event with its circumstances. Nobody changes one; to have that checked would triple its cost.
 
     Attributes:
         time_ms: virtual time of publication [ms].
         source: name of the actor that published it.
-        cause: number of the turn in which it was published; equal for all events of one turn. Not whole for events of
-            deferred turns, which are in no log. Never just ``float``: compiled code would make a float of an integer.
+        cause: number of the turn in which it was published, among those that have published anything.
         event: the event itself.
     """
 
     time_ms: float
     source: str
-    cause: int | float
+    cause: int
     event: Any

@@ -146,8 +146,6 @@ class Subscription:
         self._inbox: deque[tuple[float, Record]] = deque()
 
     def deliver(self, record: Record) -> None:
-        if self._kernel.deferred:
-            self._kernel.take_deferred()
         due_ms = record.time_ms + self._lag_ms
         self._inbox.append((due_ms, record))
         if self._wake_phase is None or self.silent:
@@ -340,10 +338,10 @@ class Port:
         else:
             self.send_self(message, phase=phase)
 
-    def publish_late(self, time_ms: float, event: Any) -> None:
-        """``publish`` for a deferred turn at that time."""
+    def publish_late(self, time_ms: float, phase: int, event: Any) -> None:
+        """``publish`` for a deferred turn at that time, in that phase."""
         slot = self._slot
-        self._kernel.late.append((time_ms, slot.order, slot.name, event))
+        self._kernel.late.append((time_ms, phase, slot.order, slot.name, event))
 
     def pass_instants(self, times_ms: Sequence[float]) -> None:
         """Say at which instants the deferred turns that are being taken have had an effect; in order, up to now."""
@@ -377,7 +375,7 @@ class Kernel:
         self.stopped_at_limit = False
         self.retries: list[Envelope] = []
         self.deferred: dict[Slot, Deferred] = {}
-        self.late: list[tuple[float, int, str, Any]] = []
+        self.late: list[tuple[float, int, int, str, Any]] = []
         self.at_work = -1
         self.slots: list[Slot] = []
         self.streams: dict[str, RandomStream] = {}
@@ -389,12 +387,16 @@ class Kernel:
         self._last_effect_ms = 0.0
         self._instants: list[float] = []
         self._told_instant_ms = 0.0
-        self._sinks: list[tuple[Sink, frozenset[type[Any]] | None]] = []
+        self._sinks: list[tuple[Sink, frozenset[type[Any]] | None, bool]] = []
         self._turn_observers: list[Callable[[], None]] = []
         self._instant_observers: list[InstantObserver] = []
         self._subscriptions: dict[type[Any], list[Listener]] = {}
+        self._cause = -1
+        self._cause_turn = -1
         self._hearers: dict[type[Any], tuple[Sink, ...]] = {}
         self._may_be_late: dict[type[Any], bool] = {}
+        self._late_hearers: dict[type[Any], tuple[Sink, ...]] = {}
+        self._after_late: set[type[Any]] = set()
 
     # -- set-up
 
@@ -432,9 +434,14 @@ class Kernel:
             self._subscriptions.setdefault(cls, []).append(listener)
         self._forget_hearers()
 
-    def add_sink(self, sink: Sink, event_types: Iterable[type[Any]] | None = None) -> None:
-        """Hand every record but signals to ``sink``, in order; with ``event_types`` only events of these types."""
-        self._sinks.append((sink, None if event_types is None else frozenset(event_types)))
+    def add_sink(
+        self, sink: Sink, event_types: Iterable[type[Any]] | None = None, *, may_be_late: bool = False
+    ) -> None:
+        """Hand every record but signals to ``sink``, in order; with ``event_types`` only events of these types.
+
+        With ``may_be_late`` it may be handed records of deferred turns late, though before all later ones.
+        """
+        self._sinks.append((sink, None if event_types is None else frozenset(event_types), may_be_late))
         self._forget_hearers()
 
     def observe_turns(self, observer: Callable[[], None]) -> None:
@@ -481,7 +488,12 @@ class Kernel:
     def publish(self, source: str, event: Any) -> None:
         hearers = self.hearers(type(event))
         if hearers:
-            record = Record(self.now_ms, source, self.turn_idx, event)
+            if self.deferred and type(event) in self._after_late:
+                self.take_deferred()
+            if self._cause_turn != self.turn_idx:
+                self._cause_turn = self.turn_idx
+                self._cause += 1
+            record = Record(self.now_ms, source, self._cause, event)
             for hear in hearers:
                 hear(record)
 
@@ -489,20 +501,32 @@ class Kernel:
         """Who is handed events of a type: sinks, then subscriptions, each in the order of addition."""
         found = self._hearers.get(event_type)
         if found is None:
-            in_record = event_type not in SIGNALS
-            sinks = [sink for sink, wanted in self._sinks if (in_record if wanted is None else event_type in wanted)]
-            deliveries = [subscription.deliver for subscription in self._subscriptions.get(event_type, ())]
-            found = self._hearers[event_type] = (*sinks, *deliveries)
+            sinks = self._sinks_of(event_type)
+            listeners = self._subscriptions.get(event_type, ())
+            found = (*[sink for sink, _ in sinks], *[listener.deliver for listener in listeners])
+            self._hearers[event_type] = found
+            if any(may_be_late for _, may_be_late in sinks) or any(isinstance(one, Subscription) for one in listeners):
+                self._after_late.add(event_type)
         return found
 
+    def _sinks_of(self, event_type: type[Any]) -> list[tuple[Sink, bool]]:
+        """The sinks that hear of a type, each with whether it may be late."""
+        in_record = event_type not in SIGNALS
+        return [
+            (sink, may_be_late)
+            for sink, wanted, may_be_late in self._sinks
+            if (in_record if wanted is None else event_type in wanted)
+        ]
+
     def may_be_late(self, event_type: type[Any]) -> bool:
-        """Whether all who hear events of a type only look at them when they have a turn for another reason."""
+        """Whether none of those who hear events of a type has to hear of them at once."""
         found = self._may_be_late.get(event_type)
         if found is None:
-            listeners = self._subscriptions.get(event_type, ())
-            found = len(self.hearers(event_type)) == len(listeners)
-            found = found and all(isinstance(one, Subscription) and not one.wakes for one in listeners)
+            sinks, listeners = self._sinks_of(event_type), self._subscriptions.get(event_type, ())
+            patient = [one for one in listeners if isinstance(one, Subscription) and not one.wakes]
+            found = all(may_be_late for _, may_be_late in sinks) and len(patient) == len(listeners)
             self._may_be_late[event_type] = found
+            self._late_hearers[event_type] = (*[sink for sink, _ in sinks], *[one.deliver_late for one in patient])
         return found
 
     # -- deferred turns
@@ -513,14 +537,16 @@ class Kernel:
             deferred.take()
         if not self.late:
             return
-        late, self.late = sorted(self.late, key=itemgetter(0, 1)), []
-        # After the last turn that was taken by a message, and before the one at work.
-        cause = self.turn_idx - 0.5
-        for time_ms, _, source, event in late:
-            record = Record(time_ms, source, cause, event)
-            for listener in self._subscriptions.get(type(event), ()):
-                if isinstance(listener, Subscription):  # as ``may_be_late`` has promised
-                    listener.deliver_late(record)
+        late, self.late = sorted(self.late, key=itemgetter(0, 1, 2)), []
+        turn: tuple[float, int, int] | None = None
+        for time_ms, phase, order, source, event in late:
+            if turn != (time_ms, phase, order):
+                turn = (time_ms, phase, order)
+                self._cause += 1
+            record = Record(time_ms, source, self._cause, event)
+            for hear in self._late_hearers[type(event)]:
+                hear(record)
+        self._cause_turn = -1
 
     def recall(self) -> None:
         """Let all actors take their deferred turns, and go on by messages."""
@@ -600,6 +626,7 @@ class Kernel:
     def _forget_hearers(self) -> None:
         self._hearers.clear()
         self._may_be_late.clear()
+        self._after_late.clear()
 
     def _start_round(self, round_idx: int) -> None:
         self.round = round_idx

@@ -45,7 +45,8 @@ from g2sim.scenarios.traffic_source import Traffic, open_traffic
 Progress = Callable[[float, int, int, int | None], None]
 """Called now and then with: virtual time [ms], requests arrived, requests ended, requests in all (None = unknown)."""
 
-_PROGRESS_EVERY_RECORDS = 2_000
+_PROGRESS_EVERY = 20
+"""Arrivals and ends between two calls."""
 
 
 @attrs.frozen(kw_only=True)
@@ -129,7 +130,7 @@ def run_scenario(
 
         fold = ReportFold(_run_info(scenario, scenario.seed, program_version()), add_row)
         if folder is not None:
-            kernel.add_sink(outputs.add_record)
+            kernel.add_sink(outputs.add_record, may_be_late=True)
         if verifier is not None:
             kernel.add_sink(verifier.record)
             kernel.observe_turns(verifier.turn_ended)
@@ -137,11 +138,12 @@ def run_scenario(
             kernel.add_sink(on_record)
         cluster.traffic.on_request = on_request
         if progress is not None:
-            kernel.add_sink(_ProgressSink(progress, traffic.driver.total_requests))
+            kernel.add_sink(_ProgressSink(progress, traffic.driver.total_requests), (RequestArrived, RequestEnded))
         if actor is not None:
             actor.install(cluster)
         # Last, when it is known whether others want to hear of each pass.
-        kernel.add_sink(fold.apply, fold.event_types(each_pass=bool(kernel.hearers(PassEnded))))
+        each_pass = bool(kernel.hearers(PassEnded))
+        kernel.add_sink(fold.apply, fold.event_types(each_pass=each_pass), may_be_late=each_pass)
         kernel.publish(RUN_SOURCE, RunStarted(agentic=traffic.agentic, play_ids=traffic.play_ids, notes=notes))
         try:
             with rare_collections():
@@ -236,16 +238,13 @@ class _ProgressSink:
         self._total = total
         self._arrived = 0
         self._ended = 0
-        self._records = 0
 
     def __call__(self, record: Record) -> None:
-        self._records += 1
-        kind = type(record.event)
-        if kind is RequestArrived:
+        if type(record.event) is RequestArrived:
             self._arrived += 1
-        elif kind is RequestEnded:
+        else:
             self._ended += 1
-        if self._records % _PROGRESS_EVERY_RECORDS == 0 or self._ended == self._total:
+        if (self._arrived + self._ended) % _PROGRESS_EVERY == 0 or self._ended == self._total:
             self._progress(record.time_ms, self._arrived, self._ended, self._total)
 
 

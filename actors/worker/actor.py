@@ -78,6 +78,8 @@ class _HostDeadline:
     pass
 
 
+_OF_DECODE_PASSES = (ev.PassStarted, ev.PassEnded, BlocksStored, BlocksRemoved)
+"""What is published of passes that only decode."""
 _PASS_END = _PassEnd()
 _START_PASS = _StartPass()
 
@@ -280,11 +282,9 @@ class WorkerActor:
         """Put off what follows a decode pass that has begun, as far as it concerns nobody else. False if it does."""
         place, result = results[0]
         rank = place.rank
-        if len(self.places) > 1 or not result.only_tokens or port.hears(ev.PassEnded):
+        if len(self.places) > 1 or not result.only_tokens or self._canceled or self._report_is_awaited:
             return False
-        if self._canceled or self._report_is_awaited:
-            return False
-        if not port.may_defer(*((BlocksStored, BlocksRemoved) if rank.notes_changes else ())):
+        if not port.may_defer(*_OF_DECODE_PASSES):
             return False
         look_up = rank.blocked_look_up
         news_at_ms = math.inf
@@ -300,9 +300,13 @@ class WorkerActor:
         if look_up is not None or news_at_ms != math.inf:
             place.ask(StandBy(rank.client, port.order, look_up, ends_ms[:-1]))
             self._stands_by = True
-        self._take_up_run(place, result.emitted, port)
-        show = partial(self._publish_changes, place, port) if rank.notes_changes else None
-        port.defer(DeferredPasses(place, ends_ms, port, show, partial(self._go_on, port)))
+        if not port.hears(ev.PassEnded):
+            self._take_up_run(place, result.emitted, port)
+        show_end = show_start = None
+        if any(map(port.hears, _OF_DECODE_PASSES)):
+            show_end = partial(self._show_late_end, place, result, port)
+            show_start = partial(self._show_late_start, place, result, port)
+        port.defer(DeferredPasses(place, ends_ms, port, show_end, show_start, partial(self._go_on, port)))
         self._defers = True
         self._pass_end = port.send_self(_PASS_END, phase=Phase.PASS_END, at_ms=ends_ms[-1])
         return True
@@ -571,16 +575,22 @@ class WorkerActor:
             if admission.request in result.preempted:
                 port.publish(ev.RequestPreempted(request=admission.request, **who))
         if port.hears(ev.PassStarted):
-            port.publish(
-                ev.PassStarted(
-                    pass_idx=place.pass_idx,
-                    compute_start_ms=result.compute_start_ms,
-                    end_ms=result.end_ms,
-                    scheduled_tokens=result.scheduled_tokens,
-                    scheduled_requests=result.scheduled_requests,
-                    **who,
-                )
-            )
+            port.publish(_pass_started(place, result, result.compute_start_ms, result.end_ms))
+
+    def _show_late_end(self, place: RankPlace, begun: PassResult, port: Port, end_ms: float) -> None:
+        """Publish what shows at the end of a deferred pass like the one that has begun."""
+        self._publish_changes(place, port, late_ms=end_ms)
+        if port.hears(ev.PassEnded):
+            port.publish_late(end_ms, Phase.PASS_END, _pass_ended(place, begun, begun.emitted))
+        else:
+            place.times_ms.append(end_ms)
+        place.pass_idx += 1
+
+    def _show_late_start(self, place: RankPlace, begun: PassResult, port: Port, start_ms: float, end_ms: float) -> None:
+        """Publish what shows at the start of such a pass."""
+        if port.hears(ev.PassStarted):
+            compute_start_ms = place.rank.compute_start_ms(start_ms)
+            port.publish_late(start_ms, Phase.START, _pass_started(place, begun, compute_start_ms, end_ms))
 
     def _show(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> None:
         """Make passes visible, rank by rank: KV events first, then tokens and ends."""
@@ -618,11 +628,7 @@ class WorkerActor:
                 emitted = () if hands_over else self._without_canceled_requests(result.emitted)
                 self._tell_passes(place, port)
                 if port.hears(ev.PassEnded):
-                    port.publish(
-                        ev.PassEnded(
-                            pass_idx=place.pass_idx, emitted=emitted, prefill_tokens=result.prefill_tokens, **who
-                        )
-                    )
+                    port.publish(_pass_ended(place, result, emitted))
                 elif port.hears(ev.PassesEnded):
                     port.publish(
                         ev.PassesEnded(
@@ -706,7 +712,7 @@ class WorkerActor:
         if not rank.notes_changes:
             rank.drop_changes()
             return
-        publish = port.publish if late_ms is None else partial(port.publish_late, late_ms)
+        publish = port.publish if late_ms is None else partial(port.publish_late, late_ms, Phase.PASS_END)
         for device_change in rank.device_changes:
             publish(_kv_event(place, Tier.DEVICE, device_change, type(device_change) is RemovedBlocks))
         for host_change in rank.host_changes:
@@ -764,6 +770,21 @@ def _kv_event(
         token_hashes=stored.tokens_hashes,
         **who,
     )
+
+
+def _pass_started(place: RankPlace, result: PassResult, compute_start_ms: float, end_ms: float) -> ev.PassStarted:
+    return ev.PassStarted(
+        pass_idx=place.pass_idx,
+        compute_start_ms=compute_start_ms,
+        end_ms=end_ms,
+        scheduled_tokens=result.scheduled_tokens,
+        scheduled_requests=result.scheduled_requests,
+        **place.who,
+    )
+
+
+def _pass_ended(place: RankPlace, result: PassResult, emitted: tuple[int, ...]) -> ev.PassEnded:
+    return ev.PassEnded(pass_idx=place.pass_idx, emitted=emitted, prefill_tokens=result.prefill_tokens, **place.who)
 
 
 def _publish_outbox(pool: HostPool, port: Port) -> None:

@@ -22,52 +22,60 @@ class DeferredPasses:
     Args:
         place: the worker's only rank, which has begun a decode pass, with what is known of its run.
         ends_ms: end of that pass, and of those that follow [ms], from ``Rank.plan_decode_passes``.
-        show: publishes the rank's KV events as of a time, None if nobody hears of them.
+        show_end: publishes what shows at the end of one of the passes, at that time [ms]; None if nobody hears of it.
+        show_start: publishes what shows at its start, at that time, with its end [ms].
         go_on: called at the end with the end of the pass in flight, None if the last one has just ended.
     """
 
-    __slots__ = ("_at", "_between", "_ends_ms", "_go_on", "_place", "_port", "_show")
+    __slots__ = ("_at", "_between", "_ends_ms", "_go_on", "_place", "_port", "_show_end", "_show_start")
 
     def __init__(
         self,
         place: RankPlace,
         ends_ms: Sequence[float],
         port: Port,
-        show: Callable[[float], None] | None,
+        show_end: Callable[[float], None] | None,
+        show_start: Callable[[float, float], None] | None,
         go_on: Callable[[float | None], None],
     ) -> None:
         self._place = place
         self._ends_ms = ends_ms
         self._port = port
-        self._show = show
+        self._show_end = show_end
+        self._show_start = show_start
         self._go_on = go_on
         self._at = 0
         self._between = False
 
     def take(self) -> None:
-        port, rank, ends_ms, first = self._port, self._place.rank, self._ends_ms, self._at
-        now_ms = port.now_ms
+        port, ends_ms, first = self._port, self._ends_ms, self._at
         if self._between:
-            if ends_ms[first - 1] == now_ms and not port.has_passed(Phase.START):
+            if ends_ms[first - 1] == port.now_ms and not port.has_passed(Phase.START):
                 return
             self._between = False
-            rank.take_decode_passes(1)
+            self._start(first)
         stop = port.count_passed(ends_ms, Phase.PASS_END, port.order, first)
         if stop == first:
             return
         over = ends_ms[first:stop]
-        self._between = over[-1] == now_ms and not port.has_passed(Phase.START)
         self._at = stop
-        self._place.times_ms.extend(over)
-        self._place.pass_idx += len(over)
+        self._between = over[-1] == port.now_ms and not port.has_passed(Phase.START)
         port.pass_instants(over)
-        if self._show is None:
-            rank.take_decode_passes(len(over) - self._between)
+        if self._show_end is None:
+            self._place.times_ms.extend(over)
+            self._place.pass_idx += len(over)
+            self._place.rank.take_decode_passes(len(over) - self._between)
             return
-        for end_ms in over:
-            self._show(end_ms)
-            if end_ms != over[-1] or not self._between:
-                rank.take_decode_passes(1)
+        for place in range(first, stop):
+            self._show_end(ends_ms[place])
+            if place + 1 != stop or not self._between:
+                self._start(place + 1)
+
+    def _start(self, idx: int) -> None:
+        """The pass starts that ends at ``ends_ms[idx]``."""
+        self._place.rank.take_decode_passes(1)
+        if self._show_start is not None:
+            self._show_start(self._ends_ms[idx - 1], self._ends_ms[idx])
 
     def stop(self) -> None:
         self._go_on(None if self._between else self._ends_ms[self._at])

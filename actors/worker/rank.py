@@ -517,7 +517,7 @@ class Rank:
         known_tokens = run.known_tokens
         decode_ms = self._timer.decode_ms
         for _ in range(passes):
-            start_ms = self._compute_start_ms(end_ms)
+            start_ms = self.compute_start_ms(end_ms)
             next_ms = start_ms + decode_ms(run.size, known_tokens)
             if next_ms <= end_ms:
                 break
@@ -581,7 +581,7 @@ class Rank:
 
     def _decode(self, run: DecodeRun, now_ms: float, result: PassResult) -> None:
         """Let everybody in the run have a token, and work out how long the pass takes."""
-        start_ms = self._compute_start_ms(now_ms)
+        start_ms = self.compute_start_ms(now_ms)
         result.only_tokens = True
         result.emitted = run.emitted
         result.scheduled_requests = result.scheduled_tokens = run.size
@@ -601,7 +601,7 @@ class Rank:
 
     def _idle_pass(self, now_ms: float) -> PassResult:
         result = PassResult()
-        result.compute_start_ms = result.end_ms = self._compute_start_ms(now_ms)
+        result.compute_start_ms = result.end_ms = self.compute_start_ms(now_ms)
         return result
 
     def _is_blocked(self, ask: Callable[[LookUp], LookUpReply]) -> bool:
@@ -779,7 +779,7 @@ class Rank:
 
     def _finish(self, now_ms: float, work: _Pass, result: PassResult) -> None:
         """Produce tokens, let finished sequences go, and work out how long the pass takes."""
-        start_ms = self._compute_start_ms(now_ms)
+        start_ms = self.compute_start_ms(now_ms)
         prefill_ms = 0.0
         if work.prefill_requests and self.role is not WorkerRole.DECODE:
             prefill_ms = self._timer.prefill_ms(work.prefill_requests, work.prompt_tokens, work.prefix_tokens)
@@ -1106,7 +1106,8 @@ class Rank:
         if end_ms is not None and end_ms > self._fence_ms:
             self._fence_ms = end_ms
 
-    def _compute_start_ms(self, now_ms: float) -> float:
+    def compute_start_ms(self, now_ms: float) -> float:
+        """When a pass that starts now can compute [ms]."""
         return max(now_ms, self._fence_ms) if self._has_host else now_ms
 
     # -- small things

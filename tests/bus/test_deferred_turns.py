@@ -23,6 +23,16 @@ class Ticked:
     number: int
 
 
+@signal
+class Started:
+    who: int
+
+
+@signal
+class Poked:
+    who: int
+
+
 class Ticker:
     """Ends a piece of work and starts the next, ``times`` times; publishes at each end that ``shows`` wants shown."""
 
@@ -48,15 +58,17 @@ class Ticker:
                 port.send_self("start", phase=START)
         else:
             self.seen.append((port.now_ms, self.started, self.ended))
+            port.publish(Poked(who=self.who))
 
     def waiting(self) -> Sequence[str]:
         return ()
 
     def _start(self, port: Port) -> None:
         self.started += 1
+        port.publish(Started(who=self.who))
         end_ms = port.now_ms + self.period_ms
         ends_ms = [end_ms]
-        if self.defers and port.may_defer(Ticked):
+        if self.defers and port.may_defer(Ticked, Started):
             while len(ends_ms) <= self.times - self.started:
                 ends_ms.append(ends_ms[-1] + self.period_ms)
         if len(ends_ms) > 1:
@@ -73,18 +85,23 @@ class Ticker:
         port = self.port
         if self.between and (port.now_ms > self.ends_ms[self.first - 1] or port.has_passed(START)):
             self.between = False
-            self.started += 1
+            self._start_late(self.ends_ms[self.first - 1])
         over: list[float] = []
         for end_ms in self.ends_ms[self.first :]:
             if not (end_ms < port.now_ms or (end_ms == port.now_ms and port.has_passed(END))):
                 break
             over.append(end_ms)
-            self._over(lambda event, end_ms=end_ms: port.publish_late(end_ms, event))  # type: ignore[misc]
+            self._over(lambda event, end_ms=end_ms: port.publish_late(end_ms, END, event))  # type: ignore[misc]
             self.between = end_ms == port.now_ms and not port.has_passed(START)
-            self.started += not self.between
+            if not self.between:
+                self._start_late(end_ms)
         self.first += len(over)
         if over:
             port.pass_instants(over)
+
+    def _start_late(self, time_ms: float) -> None:
+        self.started += 1
+        self.port.publish_late(time_ms, START, Started(who=self.who))
 
     def stop(self) -> None:
         self.deferring = False
@@ -152,6 +169,8 @@ class Play:
             kernel.register(f"ticker {ticker.who}", ticker)
         kernel.register("after", after)
         reader.inbox = kernel.subscribe("reader", [Ticked])
+        record: list[Any] = []
+        kernel.add_sink(record.append, [Ticked, Started, Poked], may_be_late=True)
         instants: list[float] = []
         kernel.observe_instants(lambda times_ms: instants.extend(times_ms[1:]))
         for ticker in tickers:
@@ -168,7 +187,7 @@ class Play:
         kernel.post(kernel.slot("reader"), "read", LOOK, 1e6)
         InlineDriver(kernel).run()
         kernel.tell_instants()
-        return reader.read, instants, [one.seen for one in tickers], before.tries, after.tries
+        return record, reader.read, instants, [one.seen for one in tickers], before.tries, after.tries
 
 
 plays = st.builds(
@@ -227,6 +246,7 @@ def _add_waking_subscription(kernel: Kernel) -> None:
         (lambda kernel: kernel.subscribe("other", [Ticked], lag_ms=3.0), True),
         (lambda kernel: kernel.add_sink(lambda record: None), True),  # it is a signal, which is no part of the record
         (_add_sink, False),
+        (lambda kernel: kernel.add_sink(lambda record: None, [Ticked], may_be_late=True), True),
         (_add_waking_subscription, False),
     ],
 )
