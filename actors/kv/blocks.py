@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 from xxhash import xxh3_64_intdigest
@@ -74,6 +74,21 @@ def whole_blocks(prompt_tokens: int, block_size_tokens: int) -> int:
 def reusable_blocks(prompt_tokens: int, block_size_tokens: int) -> int:
     """Blocks of a prompt that a cache can save: the last token is always computed, so its block is."""
     return (prompt_tokens - 1) // block_size_tokens
+
+
+def consecutive(positions: Iterable[int]) -> list[tuple[int, int]]:
+    """Runs of ascending positions without a gap, each as (first, last + 1)."""
+    runs: list[tuple[int, int]] = []
+    start = stop = -1
+    for position in positions:
+        if position != stop:
+            if stop >= 0:
+                runs.append((start, stop))
+            start = position
+        stop = position + 1
+    if stop >= 0:
+        runs.append((start, stop))
+    return runs
 
 
 @attrs.frozen(slots=True, eq=False)

@@ -36,6 +36,7 @@ from g2sim.actors.host_pool.messages import (
     Tick,
     TickReply,
 )
+from g2sim.actors.kv.blocks import consecutive
 from g2sim.actors.kv.events import Tier, removed_by_clear
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.decode_run import DecodeRun
@@ -1128,19 +1129,12 @@ def _insert_by_order(sequences: MutableSequence[Sequence], new: Sequence) -> Non
 
 def _stored_runs(seq: Sequence, start: int, fresh: Iterable[int]) -> list[DeviceChange]:
     """One change for each contiguous run of positions; ``fresh`` counts them from ``start``."""
-    runs: list[list[int]] = []
-    for offset in fresh:
-        position = start + offset
-        if runs and position == runs[-1][-1] + 1:
-            runs[-1].append(position)
-        else:
-            runs.append([position])
     return [
         StoredRun(
-            seq.hashes[run[0] - 1] if run[0] else None,
-            run[0],
-            tuple(seq.hashes[run[0] : run[-1] + 1]),
-            tuple(seq.tokens_hashes[run[0] : run[-1] + 1]),
+            seq.hashes[start + first - 1] if start + first else None,
+            start + first,
+            tuple(seq.hashes[start + first : start + stop]),
+            tuple(seq.tokens_hashes[start + first : start + stop]),
         )
-        for run in runs
+        for first, stop in consecutive(fresh)
     ]

@@ -134,8 +134,7 @@ class Play:
         # Ages matter when somebody asks: by then all who stand by have asked.
         kernel.post(kernel.slot("client 3"), ("look up", BlockChain((), ())), Phase.START, 100.0)
         InlineDriver(kernel).run()
-        pool._carry_out_touches()
-        return evicted, list(pool._evictable), kernel.turn_idx
+        return evicted, pool._evictable.in_order(), kernel.turn_idx
 
 
 turns = st.tuples(
