@@ -375,13 +375,12 @@ class Rank:
         sequence = head.sequence
         blocks = self._blocks(sequence.prompt_tokens)
         found = self.pool.match(sequence.chain.sequence_hashes)[0] if self.config.prefix_caching else 0
-        hits = [self._primary(hash_) for hash_ in sequence.hashes[:found]]
-        reserved = self.pool.reserve(hits, blocks - found)
+        reserved = self.pool.reserve(self.pool.primaries(sequence.hashes[:found]), blocks - found)
         if reserved is None:
             return ()
         reservation, removed = reserved
         self._note_removed(removed)
-        if self.pool.still_copied_out(reservation):
+        if self.pool.still_copied_out(reservation.fresh):
             # The memory is still being read; the end of that copy is progress, and then this is tried again.
             self.pool.cancel(reservation)
             return ()
@@ -818,17 +817,16 @@ class Rank:
         """Blocks for ``target_tokens``; the first ``reuse_blocks`` of a new sequence are cache hits."""
         have = len(seq.blocks)
         hit_count = max(0, reuse_blocks - have)
-        hits = [self._primary(hash_) for hash_ in seq.hashes[have : have + hit_count]]
-        reserved = self.pool.reserve(hits, self._blocks(target_tokens) - have - hit_count)
-        if reserved is None:
+        hits = self.pool.primaries(seq.hashes[have : have + hit_count]) if hit_count else []
+        allocated = self.pool.allocate(hits, self._blocks(target_tokens) - have - hit_count)
+        if allocated is None:
             return False
-        reservation, removed = reserved
-        busy = self.pool.still_copied_out(reservation)
+        blocks, removed = allocated
         self._note_removed(removed)
-        seq.blocks.extend(self.pool.activate_hits(reservation))
-        seq.sealed = max(seq.sealed, have + hit_count) if hit_count else seq.sealed
-        seq.blocks.extend(self.pool.take_private(reservation, len(reservation.fresh)))
-        for transfer in busy:
+        seq.blocks += blocks
+        if hit_count:
+            seq.sealed = max(seq.sealed, have + hit_count)
+        for transfer in self.pool.still_copied_out(blocks[hit_count:]):
             self._raise_fence(transfer)
         return True
 
@@ -928,14 +926,13 @@ class Rank:
 
     def _start_load(self, seq: Sequence, device_tokens: int, matched: int, now_ms: float) -> Generator[Any, Any, bool]:
         base = device_tokens // self._block_size
-        hits = [self._primary(hash_) for hash_ in seq.hashes[:base]]
-        reserved = self.pool.reserve(hits, matched)
+        reserved = self.pool.reserve(self.pool.primaries(seq.hashes[:base]), matched)
         if reserved is None:
             return False
         reservation, removed = reserved
         self._note_removed(removed)
         from_ms = now_ms
-        for transfer in self.pool.still_copied_out(reservation):
+        for transfer in self.pool.still_copied_out(reservation.fresh):
             from_ms = max(from_ms, self._copy_out_ends_ms[transfer])
         transfer = yield QueueLoad(
             client=self.client,
@@ -1074,12 +1071,6 @@ class Rank:
 
     def _match(self, seq: Sequence) -> tuple[int, int]:
         return self.pool.match(seq.hashes) if self.config.prefix_caching else (0, 0)
-
-    def _primary(self, hash_: int) -> int:
-        block = self.pool.lookup(hash_)
-        if block is None:
-            raise InvariantViolation(f"block {hash_} was counted as a hit but is not resident")
-        return block
 
     def _note_removed(self, hashes: Collection[int]) -> None:
         if hashes and self.notes_changes:

@@ -121,8 +121,8 @@ MUTANTS = (
     Mutant(
         "a canceled reservation keeps its pins",
         DEVICE,
-        "            self._pins[block] -= 1\n        self._settle(reversed(reservation.hits))",
-        "            pass\n        self._settle(reversed(reservation.hits))",
+        "        self.release(reservation.hits)\n",
+        "",
         "tests/worker",
     ),
     Mutant(
@@ -135,8 +135,8 @@ MUTANTS = (
     Mutant(
         "blocks that are copied out can be evicted",
         DEVICE,
-        "== 0 and held_by[block] is None:",
-        "== 0:",
+        "            self._use(blocks)\n",
+        "            self._use(blocks)\n            self.release(blocks)\n",
         "tests/worker",
     ),
     Mutant(
