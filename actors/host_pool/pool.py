@@ -277,15 +277,15 @@ class HostPool:
         """See ``PrepareStore``. A RETRY changes nothing but the transport's clock."""
         keys = message.chain.sequence_hashes
         cohorts = self._book.cohorts
-        missing = [position for position in range(message.start, message.stop) if keys[position] not in cohorts]
+        wanted = keys[message.start : message.stop]
+        missing = [position for position, hash_ in enumerate(wanted, message.start) if hash_ not in cohorts]
         if not missing:
             return StoreReply(StoreOutcome.PRESENT, None, ())
         if message.busy_sources and not message.busy_sources.isdisjoint(missing):
             return StoreReply(StoreOutcome.NOT_READY, None, ())
         self._catch_up(now_ms)
         client = self._clients[message.client]
-        wanted = keys[message.start : message.stop]
-        block_hashes = tuple([keys[position] for position in missing])
+        block_hashes = tuple([keys[position] for position in missing]) if len(missing) < len(wanted) else wanted
         needed = len(missing) - (self.capacity_blocks - self.used_blocks)
         victims = self._evictable.take_oldest(needed, set(wanted)) if needed > 0 else []
         if victims is None:

@@ -11,7 +11,7 @@ then do the notes say which blocks are oldest. Noting a touch is one update of a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 
 _NOTES_PER_BLOCK = 8
@@ -30,9 +30,9 @@ class Recency:
     def __init__(self, most_noted: int = 4096) -> None:
         self._most_noted = most_noted
         self._blocks: set[int] = set()
-        self._sorted: list[int] = []  # youngest first; also blocks that are noted or gone
+        self._sorted: list[int] = []  # youngest first; right for blocks that are not noted
         self._notes: dict[int, Sequence[int]] = {}  # each youngest first, the latest last; by identity
-        self._noted: set[int] = set()
+        self._noted: set[int] = set()  # also what has been removed
         self._noted_blocks = 0  # with repetitions
 
     def __len__(self) -> int:
@@ -59,11 +59,12 @@ class Recency:
         self._blocks.update(blocks)
         self.touch(sorted(blocks, reverse=True))
 
-    def remove(self, blocks: Iterable[int]) -> None:
+    def remove(self, blocks: Collection[int]) -> None:
         """These cannot be evicted any more; some may not have been here."""
         self._blocks.difference_update(blocks)
+        self._noted.update(blocks)
 
-    def take_oldest(self, count: int, spared: AbstractSet[int]) -> list[int] | None:
+    def take_oldest(self, count: int, spared: set[int]) -> list[int] | None:
         """Remove the ``count`` oldest blocks outside ``spared``; None, and nothing is removed, if there are not enough.
 
         Returns: the blocks, oldest first.
@@ -76,10 +77,15 @@ class Recency:
         while len(taken) < count:
             if not self._sorted:
                 self._sort()
-            block = self._sorted.pop()
-            if block in self._noted or block not in blocks:
-                continue
-            (passed if block in spared else taken).append(block)
+            oldest = self._sorted[len(taken) - count :]
+            del self._sorted[len(taken) - count :]
+            oldest.reverse()
+            noted = self._noted
+            found = [block for block in oldest if block not in noted]
+            if not spared.isdisjoint(found):
+                passed += [block for block in found if block in spared]
+                found = [block for block in found if block not in spared]
+            taken += found
         passed.reverse()
         self._sorted += passed
         blocks.difference_update(taken)
@@ -101,7 +107,7 @@ class Recency:
         """Find the order that the notes make: the last note of a block counts."""
         blocks, noted = self._blocks, self._noted
         youngest_first = dict.fromkeys(itertools.chain.from_iterable(reversed(self._notes.values())))
-        older = [block for block in self._sorted if block in blocks and block not in noted]
+        older = [block for block in self._sorted if block not in noted]
         self._sorted = [block for block in youngest_first if block in blocks]
         self._sorted += older
         self._notes.clear()

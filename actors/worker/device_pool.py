@@ -230,10 +230,12 @@ class DevicePool:
 
     # -- copies to the host tier
 
-    def is_copied_out(self, block: int) -> bool:
-        """Whether an earlier transfer still reads this memory."""
-        transfer = self._read_by.get(block)
-        return transfer is not None and transfer in self.copy_outs
+    def copied_out(self, blocks: Iterable[int]) -> list[int]:
+        """Places in ``blocks`` of memory that an earlier transfer still reads."""
+        copy_outs = self.copy_outs
+        if not copy_outs:
+            return []
+        return [place for place, transfer in enumerate(map(self._read_by.get, blocks)) if transfer in copy_outs]
 
     def begin_copy_out(self, blocks: Sequence[int], transfer: int, *, hold: bool) -> None:
         """Note that ``transfer`` reads these blocks; with ``hold`` they cannot be evicted until it has ended."""

@@ -600,7 +600,7 @@ class Rank:
                 return None
             if has_host and seq.store_cursor < seq.prompt_tokens // size:
                 return None  # still to be offered to the host tier
-            passes = min(passes, self._left(seq) - 1)
+            passes = min(passes, seq.answer_tokens - generated - 1)
         if passes < 1:
             return None
         return DecodeRun(running, passes, size, caches_blocks=self.config.prefix_caching)
@@ -739,7 +739,7 @@ class Rank:
             known = seq.prompt_tokens + seq.generated
             if seq.computed < known:
                 continue
-            if self._left(seq) == 0:
+            if seq.generated >= seq.answer_tokens:
                 finished.append(seq)
                 continue
             ready.append(seq)
@@ -756,7 +756,7 @@ class Rank:
             result.endings.append(Ending(seq.request, RequestStatus.COMPLETED))
         for seq in ready:
             seq.generated += 1
-            if self._left(seq) == 0:
+            if seq.generated >= seq.answer_tokens:
                 self._complete(seq, result)
                 result.endings.append(Ending(seq.request, RequestStatus.COMPLETED))
         result.emitted = tuple([seq.request for seq in ready])
@@ -966,9 +966,7 @@ class Rank:
             return
         start = seq.store_cursor
         pool = self.pool
-        busy = frozenset(
-            position for position in range(start, stop) if pool.copy_outs and pool.is_copied_out(seq.blocks[position])
-        )
+        busy = frozenset([start + place for place in pool.copied_out(seq.blocks[start:stop])])
         reply: StoreReply = yield PrepareStore(
             client=self.client, request=seq.request, chain=seq.chain, start=start, stop=stop, busy_sources=busy
         )
@@ -1058,16 +1056,13 @@ class Rank:
 
     def _new_sequence(self, given: RankRequest, handoff: int | None) -> Sequence:
         sequence = Sequence(given, self._next_order, handoff)
+        sequence.answer_tokens = self.config.answer_tokens(given.prompt.length, given.output_tokens)
         sequence.was_admitted = self.role in given.admitted_in
         self._next_order += 1
         return sequence
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block_size)
-
-    def _left(self, seq: Sequence) -> int:
-        """Tokens still to be generated."""
-        return max(0, self.config.answer_tokens(seq.prompt_tokens, seq.output_tokens) - seq.generated)
 
     def _match(self, seq: Sequence) -> tuple[int, int]:
         return self.pool.match(seq.hashes) if self.config.prefix_caching else (0, 0)
@@ -1090,7 +1085,9 @@ class Rank:
         for head in self._pending:
             needed = self._blocks(head.sequence.prompt_tokens)
             lines.append(f"request {head.sequence.request} waits for a reservation of {needed} GPU blocks ({room})")
-        lines += [f"request {seq.request} is running, {self._left(seq)} tokens left" for seq in self.running]
+        lines += [
+            f"request {seq.request} is running, {seq.answer_tokens - seq.generated} tokens left" for seq in self.running
+        ]
         for seq in [*self.connector, *self.queue]:
             needed = self._blocks(seq.known)
             if seq.load is not None and not seq.load.done:

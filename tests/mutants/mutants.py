@@ -36,8 +36,8 @@ MUTANTS = (
     Mutant(
         "the youngest G2 block goes first",
         RECENCY,
-        "block = self._sorted.pop()",
-        "block = self._sorted.pop(0)",
+        "            oldest.reverse()\n",
+        "            oldest.reverse()\n            oldest, self._sorted = self._sorted + oldest, []\n",
         "tests/host_pool",
     ),
     Mutant(
