@@ -74,8 +74,8 @@ class StreamedDistribution:
     """Distribution of samples that are not kept: exact min and max, Welford's moments, percentiles from a sketch.
 
     Bin k of the sketch holds the values in (gamma**(k-1), gamma**k] and answers with a value that is within 0.1 % of
-    each of them, so a percentile can lie outside [min, max]. Zeros are counted apart. Samples are mostly equal to others,
-    so they are counted, and values go to their bins when there are many.
+    each of them, so a percentile can lie outside [min, max]. Zeros are counted apart. Samples are mostly equal to
+    others: they are counted, and go to their bins when many values have come together.
     """
 
     __slots__ = ("_bins", "_count", "_max", "_mean", "_min", "_squares", "_values", "_zeros")

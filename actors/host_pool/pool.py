@@ -154,6 +154,7 @@ class HostPool:
         self._evictable = Recency()
         self._transfers: dict[int, _Transfer] = {}
         self._clients: dict[int, _Client] = {}
+        self._untold: set[int] = set()  # clients that a tick would tell something
         self._next_transfer = 0
         self._ended = 0
         self._residency = 0
@@ -172,6 +173,7 @@ class HostPool:
         """Remove a client. What it stored stays, and nobody is told of it on its behalf; see ``Retire``."""
         self.advance(now_ms)
         gone = self._clients.pop(client)
+        self._untold.discard(client)
         own = [(number, transfer) for number, transfer in self._transfers.items() if transfer.client == client]
         loads = [number for number, transfer in own if transfer.direction is Direction.HOST_TO_DEVICE]
         stores = gone.prepared
@@ -188,6 +190,7 @@ class HostPool:
         if loads or stores:
             self._ended += 1
             self._residency += 1
+            self._untold.update(self._clients)
 
     def empty(self) -> None:
         """Lose everything: the memory is gone, and with it the last client.
@@ -216,6 +219,7 @@ class HostPool:
             told_later = [(change.stored, change.block_hashes) for change in client.changes]
             gone = removed_by_clear(told_later, unused + loading)
             client.changes = [PoolChange(stored=False, block_hashes=gone)] if gone else []
+        self._untold = {number for number, own in self._clients.items() if not self._has_told(own)}
         return len(unused)
 
     # -- restoring
@@ -352,25 +356,27 @@ class HostPool:
             client = self._clients.get(transfer.client)
             if client is not None:
                 client.completions.append(Completion(number, transfer.request, is_load, end_ms))
+        self._untold.update(self._clients)
 
     def tick(self, client: int, now_ms: float) -> TickReply:
         """Advance, and tell the client what it has not been told."""
         self.advance(now_ms)
-        own = self._clients[client]
-        if self._has_told(own):
+        if client not in self._untold:
             return NOTHING
+        own = self._clients[client]
         progress = own.seen != self._ended
         own.seen = self._ended
         done: list[Completion] = []
         while own.completions and own.completions[0].end_ms <= now_ms:
             done.append(own.completions.popleft())
         changes, own.changes = own.changes, []
+        if not own.completions:
+            self._untold.discard(client)
         return TickReply(tuple(done), progress, tuple(changes))
 
     def boundary(self, client: int, now_ms: float) -> BoundaryReply:
         """The end of a client's pass; see ``PassBoundary``."""
-        own = self._clients[client]
-        if not self._transfers and self._has_told(own):
+        if not self._transfers and client not in self._untold:
             self._transport.advance(now_ms)
             return QUIET
         before = self.tick(client, now_ms)
@@ -380,7 +386,7 @@ class HostPool:
     @property
     def at_rest(self) -> bool:
         """Whether nothing moves, and every client has been told all."""
-        return not self._transfers and all(map(self._has_told, self._clients.values()))
+        return not self._transfers and not self._untold
 
     def would_answer_again(self, look_up: LookUp | None) -> bool:
         """Whether nothing has changed since a look-up was answered, nor is about to."""
@@ -400,7 +406,7 @@ class HostPool:
 
     def untold(self) -> list[int]:
         """Clients that a tick would tell something, in order of joining."""
-        return [number for number, own in self._clients.items() if not self._has_told(own)]
+        return [number for number in self._clients if number in self._untold] if self._untold else []
 
     # -- looking
 
@@ -460,6 +466,8 @@ class HostPool:
             self._check_book(book)
         if not self._evictable.are_among(self._book.cohorts.keys()):
             raise InvariantViolation(f"{self.name}: the eviction order holds blocks that are gone")
+        if not self._untold == {number for number, own in self._clients.items() if not self._has_told(own)}:
+            raise InvariantViolation(f"{self.name}: clients {sorted(self._untold)} are taken for those to be told")
 
     def _check_book(self, book: _Book) -> None:
         pins: dict[int, int] = {}
@@ -562,6 +570,7 @@ class HostPool:
     def _announce(self, change: PoolChange) -> None:
         for client in self._clients.values():
             client.changes.append(change)
+        self._untold.update(self._clients)
 
     def _resident_runs(self) -> list[PoolChange]:
         """All that is resident, parents before children; a run breaks where the next block's parent is another one."""

@@ -637,8 +637,9 @@ class Rank:
             yield from self._admit(now_ms, work, result)
         if self._has_host:
             for seq in running:
-                if seq in work.shares:
-                    yield from self._offer_to_host(seq)
+                known_blocks = min(seq.computed, seq.prompt_tokens) // self._block_size
+                if known_blocks > seq.store_cursor and seq in work.shares:
+                    yield from self._offer_to_host(seq, known_blocks)
         self._finish(now_ms, work, result)
         return result
 
@@ -959,11 +960,8 @@ class Rank:
                 rest += seq.load.tail_blocks
         return rest
 
-    def _offer_to_host(self, seq: Sequence) -> HostTalk:
-        """Store what the pass adds to the whole prompt blocks that the tier has been offered."""
-        stop = min(seq.computed, seq.prompt_tokens) // self._block_size
-        if stop <= seq.store_cursor:
-            return
+    def _offer_to_host(self, seq: Sequence, stop: int) -> HostTalk:
+        """Store what the pass adds, up to ``stop``, to the whole prompt blocks that the tier has been offered."""
         start = seq.store_cursor
         pool = self.pool
         busy = frozenset([start + place for place in pool.copied_out(seq.blocks[start:stop])])
