@@ -14,6 +14,8 @@ import itertools
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 
+from g2sim.bus.errors import InvariantViolation
+
 _NOTES_PER_BLOCK = 8
 
 
@@ -77,6 +79,8 @@ class Recency:
         while len(taken) < count:
             if not self._sorted:
                 self._sort()
+                if not self._sorted:
+                    raise InvariantViolation("the order of eviction has lost blocks")
             oldest = self._sorted[len(taken) - count :]
             del self._sorted[len(taken) - count :]
             oldest.reverse()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2sim.actors.host_pool.recency import Recency
@@ -13,9 +13,9 @@ BLOCKS = st.integers(min_value=0, max_value=7)
 PROMPTS = ((3, 1, 4), (3, 1, 5, 2), (6, 0), (7,), (0, 1, 2, 3, 4, 5, 6, 7))
 STEPS = st.one_of(
     st.tuples(st.just("touch"), st.sampled_from(PROMPTS)),
-    st.tuples(st.just("add"), st.lists(BLOCKS, unique=True, max_size=4)),
+    st.tuples(st.just("add"), st.lists(BLOCKS, unique=True, max_size=8)),
     st.tuples(st.just("remove"), st.lists(BLOCKS, max_size=3)),
-    st.tuples(st.just("take"), st.integers(0, 5), st.frozensets(BLOCKS, max_size=3)),
+    st.tuples(st.just("take"), st.integers(0, 3), st.frozensets(BLOCKS, max_size=5)),
     st.tuples(st.just("take all")),
     st.tuples(st.just("look")),
 )
@@ -37,7 +37,8 @@ class Model:
         self.order = [block for block in self.order if block not in blocks]
 
 
-@given(steps=st.lists(STEPS, max_size=40), most_noted=st.sampled_from([-1000, 0, 9, 4096]))
+@settings(max_examples=300, deadline=None)
+@given(steps=st.lists(STEPS, min_size=5, max_size=40), most_noted=st.sampled_from([-1000, 0, 9, 4096]))
 def test_any_steps_leave_the_order_that_one_gets_step_by_step(steps: list[tuple[Any, ...]], most_noted: int) -> None:
     """Whenever the notes are sorted in: at every step, now and then, or when the oldest blocks are used up."""
     recency, model = Recency(most_noted), Model()
