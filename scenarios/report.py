@@ -257,9 +257,10 @@ class _HostPool:
         self._kept_blocks -= len(event.block_hashes)
 
     def _lose(self, block_hashes: tuple[int, ...]) -> None:
-        if not self._resident.issuperset(block_hashes):
-            raise InvariantViolation(f"{self._name}: evicted blocks that are not resident")
+        left = len(self._resident) - len(block_hashes)
         self._resident.difference_update(block_hashes)
+        if len(self._resident) != left:
+            raise InvariantViolation(f"{self._name}: evicted blocks that are not resident")
         self._totals["evicted_blocks"] += len(block_hashes)
 
     def load_queued(self, event: LoadQueued) -> None:

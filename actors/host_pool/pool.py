@@ -67,10 +67,6 @@ class _Book:
         self.cohorts: dict[int, _Cohort] = {}
         self.pins: dict[int, int] = {}
 
-    def is_resident(self, hash_: int) -> bool:
-        cohort = self.cohorts.get(hash_)
-        return cohort is not None and cohort.resident
-
     def places(self) -> list[tuple[int, int, int, int | None]]:
         """(position in its prompt, hash, tokens hash, parent's hash) of each resident block, in this order."""
         found = []
@@ -256,9 +252,10 @@ class HostPool:
         self._catch_up(now_ms)
         client = self._clients[message.client]
         keys = message.chain.sequence_hashes[message.start : message.stop]
-        pins = self._book.pins
+        cohorts, pins = self._book.cohorts, self._book.pins
         for hash_ in keys:
-            if not self._book.is_resident(hash_):
+            cohort = cohorts.get(hash_)
+            if cohort is None or not cohort.resident:
                 raise InvariantViolation(f"{self.name}: load of a block that is not resident")
             pins[hash_] = pins.get(hash_, 0) + 1
         self._evictable.remove(keys)
