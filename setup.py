@@ -22,6 +22,7 @@ MODULES = (
     "actors/handoff/actor.py",
     "actors/host_pool/actor.py",
     "actors/host_pool/pool.py",
+    "actors/host_pool/recency.py",
     "actors/host_pool/transfers.py",
     "actors/kv/blocks.py",
     "actors/kv/prompt.py",

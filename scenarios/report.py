@@ -10,13 +10,13 @@ it is, in ``DEFINITIONS``.
 
 from __future__ import annotations
 
-import itertools
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 from tabulate import tabulate
 
 from g2sim.actors.config import DeploymentConfig, HostScope, SlaConfig, WorkerRole
@@ -257,9 +257,10 @@ class _HostPool:
         self._kept_blocks -= len(event.block_hashes)
 
     def _lose(self, block_hashes: tuple[int, ...]) -> None:
-        if not self._resident.issuperset(block_hashes):
-            raise InvariantViolation(f"{self._name}: evicted blocks that are not resident")
+        left = len(self._resident) - len(block_hashes)
         self._resident.difference_update(block_hashes)
+        if len(self._resident) != left:
+            raise InvariantViolation(f"{self._name}: evicted blocks that are not resident")
         self._totals["evicted_blocks"] += len(block_hashes)
 
     def load_queued(self, event: LoadQueued) -> None:
@@ -332,9 +333,10 @@ class _Completed:
         if end.ttst_ms is not None and end.itl_ms is not None:
             self._ttst_ms.append(end.ttst_ms)
             self._tpot_ms.append(end.itl_ms)
-            gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-            self._gaps_ms.extend(gaps)
-            self._per_user.extend([1000.0 / gap for gap in gaps if gap > 0.0])
+            instants_ms = np.frombuffer(times)
+            gaps_ms = instants_ms[1:] - instants_ms[:-1]
+            self._gaps_ms.extend(gaps_ms.tolist())
+            self._per_user.extend((1000.0 / gaps_ms[gaps_ms > 0.0]).tolist())
         for part, spent_ms in (end.ttft_parts_ms() or {}).items():
             self._ttft_parts_ms[part] = self._ttft_parts_ms.get(part, 0.0) + spent_ms
         if self._sla is not None and meets_sla(

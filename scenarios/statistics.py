@@ -27,6 +27,7 @@ _PERCENTILES = {"median": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99}
 _ACCURACY = 0.001  # the sketch's relative accuracy, "alpha" in the paper
 _GAMMA = (1 + _ACCURACY) / (1 - _ACCURACY)
 _LOG_GAMMA = math.log1p(2 * _ACCURACY / (1 - _ACCURACY))
+_MOST_VALUES = 10_000
 _BIN_MIDDLE = 2.0 / (1.0 + _GAMMA)
 
 
@@ -73,10 +74,11 @@ class StreamedDistribution:
     """Distribution of samples that are not kept: exact min and max, Welford's moments, percentiles from a sketch.
 
     Bin k of the sketch holds the values in (gamma**(k-1), gamma**k] and answers with a value that is within 0.1 % of
-    each of them, so a percentile can lie outside [min, max]. Zeros are counted apart.
+    each of them, so a percentile can lie outside [min, max]. Zeros are counted apart. Samples are mostly equal to
+    others: they are counted, and go to their bins when many values have come together.
     """
 
-    __slots__ = ("_bins", "_count", "_max", "_mean", "_min", "_squares", "_zeros")
+    __slots__ = ("_bins", "_count", "_max", "_mean", "_min", "_squares", "_values", "_zeros")
 
     def __init__(self) -> None:
         self._count = 0
@@ -86,6 +88,7 @@ class StreamedDistribution:
         self._max = -math.inf
         self._zeros = 0
         self._bins: Counter[int] = Counter()
+        self._values: Counter[float] = Counter()  # that are not in their bins yet
 
     @property
     def count(self) -> int:
@@ -110,18 +113,21 @@ class StreamedDistribution:
         self._count, self._mean, self._squares = self._count + len(samples), mean, squares
         self._min = min(self._min, smallest)
         self._max = max(self._max, largest)
-        if smallest == 0.0:
-            positive = [sample for sample in samples if sample > 0.0]
-            self._zeros += len(samples) - len(positive)
-            samples = positive
-        bins, log, ceil = self._bins, math.log, math.ceil
-        for sample, times in Counter(samples).items():  # gaps between tokens are mostly equal
-            bins[ceil(log(sample) / _LOG_GAMMA)] += times
+        self._values.update(samples)
+        if len(self._values) > _MOST_VALUES:
+            self._fill_bins()
+
+    def _fill_bins(self) -> None:
+        self._zeros += self._values.pop(0.0, 0)
+        for value, times in self._values.items():
+            self._bins[math.ceil(math.log(value) / _LOG_GAMMA)] += times
+        self._values.clear()
 
     def result(self) -> Distribution:
         """The distribution of what was taken so far."""
         if self._count == 0:
             return Distribution()
+        self._fill_bins()
         keys = sorted(self._bins)
         totals = list(itertools.accumulate((self._bins[key] for key in keys), initial=self._zeros))[1:]
 

@@ -14,8 +14,9 @@ as used until these have ended.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from g2sim.actors.host_pool import events as ev
@@ -42,33 +43,52 @@ from g2sim.actors.host_pool.messages import (
     Tick,
     TickReply,
 )
+from g2sim.actors.host_pool.recency import Recency
 from g2sim.actors.host_pool.transfers import Direction, Transport
+from g2sim.actors.kv.blocks import BlockChain, consecutive
 from g2sim.actors.kv.events import removed_by_clear
 from g2sim.bus.errors import InvariantViolation
 
 _ROUNDING_MS = 1e-3
 """Far more than a transfer's end moves when bytes move in other steps."""
-_MAX_TOUCHED = 64
-"""Prompts whose touches are put off; a bound on memory."""
 
 
-class _Entry:
-    """One block: pending or resident, its pins, and where it belongs in its sequence."""
+class _Cohort:
+    """What one store brings, block by block: as ``runs`` of its prompt. Pending until it lands, then resident."""
 
-    __slots__ = ("parent_hash", "pins", "position", "resident", "tokens_hash")
+    __slots__ = ("resident", "runs")
 
-    def __init__(self, tokens_hash: int, parent_hash: int | None, position: int) -> None:
+    def __init__(self, runs: list[PoolChange]) -> None:
         self.resident = False
-        self.pins = 0
-        self.tokens_hash = tokens_hash
-        self.parent_hash = parent_hash
-        self.position = position
+        self.runs = runs
+
+
+class _Book:
+    """Blocks by their hashes: each block's cohort, and how many loads have pinned it, if any."""
+
+    __slots__ = ("cohorts", "pins")
+
+    def __init__(self) -> None:
+        self.cohorts: dict[int, _Cohort] = {}
+        self.pins: dict[int, int] = {}
+
+    def places(self) -> list[tuple[int, int, int, int | None]]:
+        """(position in its prompt, hash, tokens hash, parent's hash) of each resident block, in this order."""
+        found = []
+        for cohort in dict.fromkeys(self.cohorts.values()):
+            for run in cohort.runs if cohort.resident else ():
+                parent = run.parent_hash
+                for position, hash_ in enumerate(run.block_hashes, run.start_position):
+                    if self.cohorts.get(hash_) is cohort:
+                        found.append((position, hash_, run.tokens_hashes[position - run.start_position], parent))
+                    parent = hash_
+        return sorted(found, key=itemgetter(0, 1))
 
 
 class _Transfer:
-    """``entries``: the book that its blocks are in."""
+    """``book``: the one that its blocks are in. ``cohort``: what a store brings."""
 
-    __slots__ = ("block_hashes", "client", "direction", "entries", "request", "submitted")
+    __slots__ = ("block_hashes", "book", "client", "cohort", "direction", "request", "submitted")
 
     def __init__(
         self,
@@ -76,13 +96,15 @@ class _Transfer:
         request: int,
         direction: Direction,
         block_hashes: tuple[int, ...],
-        entries: dict[int, _Entry],
+        book: _Book,
+        cohort: _Cohort | None,
     ) -> None:
         self.client = client
         self.request = request
         self.direction = direction
         self.block_hashes = block_hashes
-        self.entries = entries
+        self.book = book
+        self.cohort = cohort
         self.submitted = False
 
 
@@ -128,16 +150,16 @@ class HostPool:
         self.block_bytes = block_bytes
         self.outbox: list[Any] = []
         self._transport = transport
-        self._entries: dict[int, _Entry] = {}
+        self._book = _Book()
         self._cleared_blocks = 0  # in older books
-        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._evictable = Recency()
         self._transfers: dict[int, _Transfer] = {}
         self._clients: dict[int, _Client] = {}
+        self._untold: set[int] = set()  # clients that a tick would tell something
         self._next_transfer = 0
         self._ended = 0
         self._residency = 0
         self._submitted = 0
-        self._touched: dict[int, Sequence[int]] = {}
 
     # -- membership
 
@@ -147,13 +169,13 @@ class HostPool:
             raise InvariantViolation(f"{self.name}: client {message.client} joins twice")
         client = self._clients[message.client] = _Client(message, self.name, self._ended)
         self.outbox.append(ev.ClientJoined(**client.who))
-        resident = [(entry.position, hash_) for hash_, entry in self._entries.items() if entry.resident]
-        return tuple(self._runs(hash_ for _, hash_ in sorted(resident)))
+        return tuple(self._resident_runs())
 
     def retire(self, client: int, now_ms: float, *, abrupt: bool = False) -> None:
         """Remove a client. What it stored stays, and nobody is told of it on its behalf; see ``Retire``."""
         self.advance(now_ms)
         gone = self._clients.pop(client)
+        self._untold.discard(client)
         own = [(number, transfer) for number, transfer in self._transfers.items() if transfer.client == client]
         loads = [number for number, transfer in own if transfer.direction is Direction.HOST_TO_DEVICE]
         stores = gone.prepared
@@ -170,6 +192,7 @@ class HostPool:
         if loads or stores:
             self._ended += 1
             self._residency += 1
+            self._untold.update(self._clients)
 
     def empty(self) -> None:
         """Lose everything: the memory is gone, and with it the last client.
@@ -178,28 +201,27 @@ class HostPool:
         """
         if self._clients:
             raise InvariantViolation(f"{self.name}: is emptied while it has clients")
-        self._carry_out_touches()
         if self._evictable:
-            self._evict(tuple(self._evictable))
+            self._evict(self._evictable.take_all())
         self._transport.restart()
 
     def clear(self, now_ms: float) -> int:
         """See ``Clear``."""
         self._catch_up(now_ms)
         untold = [change for client in self._clients.values() for change in client.changes]
-        if not self._entries and not any(change.stored for change in untold):
+        if not self._book.cohorts and not any(change.stored for change in untold):
             return 0
-        self._carry_out_touches()
-        unused = tuple(self._evictable)
+        unused = self._evictable.take_all()
         self._take_out(unused)
-        in_use, self._entries = self._entries, {}
+        in_use, self._book = self._book.cohorts, _Book()
         self._cleared_blocks += len(in_use)
-        loading = tuple([hash_ for hash_, entry in in_use.items() if entry.resident])
+        loading = tuple([hash_ for hash_, cohort in in_use.items() if cohort.resident])
         self.outbox.append(ev.HostPoolCleared(pool=self.name, block_hashes=unused, loading_hashes=loading))
         for client in self._clients.values():
             told_later = [(change.stored, change.block_hashes) for change in client.changes]
             gone = removed_by_clear(told_later, unused + loading)
             client.changes = [PoolChange(stored=False, block_hashes=gone)] if gone else []
+        self._untold = {number for number, own in self._clients.items() if not self._has_told(own)}
         return len(unused)
 
     # -- restoring
@@ -214,16 +236,15 @@ class HostPool:
         if not landed:
             return LookUpReply(LookUpOutcome.DEFERRED, 0, False)
         keys = message.chain.sequence_hashes
-        entries, loading = self._entries, message.loading
+        cohorts, loading = self._book.cohorts, message.loading
         matched = 0
         wait = False
-        for position in range(message.base_blocks, len(keys)):
-            hash_ = keys[position]
-            entry = entries.get(hash_)
-            if entry is None:
+        for hash_ in keys[message.base_blocks :]:
+            cohort = cohorts.get(hash_)
+            if cohort is None:
                 break
             matched += 1
-            if not entry.resident or hash_ in loading:
+            if not cohort.resident or hash_ in loading:
                 wait = True
         self.make_recent(keys)
         if not matched:
@@ -237,12 +258,13 @@ class HostPool:
         self._catch_up(now_ms)
         client = self._clients[message.client]
         keys = message.chain.sequence_hashes[message.start : message.stop]
+        cohorts, pins = self._book.cohorts, self._book.pins
         for hash_ in keys:
-            entry = self._entries.get(hash_)
-            if entry is None or not entry.resident:
+            cohort = cohorts.get(hash_)
+            if cohort is None or not cohort.resident:
                 raise InvariantViolation(f"{self.name}: load of a block that is not resident")
-            entry.pins += 1
-            self._evictable.pop(hash_, None)
+            pins[hash_] = pins.get(hash_, 0) + 1
+        self._evictable.remove(keys)
         number = self._new_transfer(message.client, message.request, Direction.HOST_TO_DEVICE, keys)
         end_ms = self._submit(number, client, now_ms, max(now_ms, message.from_ms))
         self.outbox.append(
@@ -261,18 +283,18 @@ class HostPool:
     def prepare_store(self, message: PrepareStore, now_ms: float) -> StoreReply:
         """See ``PrepareStore``. A RETRY changes nothing but the transport's clock."""
         keys = message.chain.sequence_hashes
-        entries = self._entries
-        missing = [position for position in range(message.start, message.stop) if keys[position] not in entries]
+        cohorts = self._book.cohorts
+        wanted = keys[message.start : message.stop]
+        missing = [position for position, hash_ in enumerate(wanted, message.start) if hash_ not in cohorts]
         if not missing:
             return StoreReply(StoreOutcome.PRESENT, None, ())
         if message.busy_sources and not message.busy_sources.isdisjoint(missing):
             return StoreReply(StoreOutcome.NOT_READY, None, ())
         self._catch_up(now_ms)
         client = self._clients[message.client]
-        wanted = keys[message.start : message.stop]
-        block_hashes = tuple(keys[position] for position in missing)
+        block_hashes = tuple([keys[position] for position in missing]) if len(missing) < len(wanted) else wanted
         needed = len(missing) - (self.capacity_blocks - self.used_blocks)
-        victims = self._victims(needed, set(wanted))
+        victims = self._evictable.take_oldest(needed, set(wanted)) if needed > 0 else []
         if victims is None:
             self.outbox.append(
                 ev.StorePutOff(
@@ -286,11 +308,9 @@ class HostPool:
         if victims:
             self._evict(tuple(victims))
         self._residency += 1
-        tokens_hashes = message.chain.tokens_hashes
-        for position in missing:
-            parent = keys[position - 1] if position else None
-            entries[keys[position]] = _Entry(tokens_hashes[position], parent, position)
-        number = self._new_transfer(message.client, message.request, Direction.DEVICE_TO_HOST, block_hashes)
+        cohort = _Cohort(_runs(message.chain, missing))
+        cohorts.update(dict.fromkeys(block_hashes, cohort))
+        number = self._new_transfer(message.client, message.request, Direction.DEVICE_TO_HOST, block_hashes, cohort)
         client.prepared.append(number)
         self.outbox.append(
             ev.StorePrepared(request=message.request, transfer=number, block_hashes=block_hashes, **client.who)
@@ -327,38 +347,39 @@ class HostPool:
             if is_load:
                 self.outbox.append(ev.LoadFinished(pool=self.name, transfer=number, ended_ms=end_ms))
                 self._unpin(transfer)
-            elif transfer.entries is not self._entries:
+            elif transfer.book is not self._book or transfer.cohort is None:
                 self._give_up_store(transfer)
                 self.outbox.append(ev.StoreDropped(pool=self.name, transfer=number, ended_ms=end_ms))
             else:
-                for hash_ in transfer.block_hashes:
-                    self._entries[hash_].resident = True
-                self._make_youngest(transfer.block_hashes)
+                transfer.cohort.resident = True
+                self._evictable.add(transfer.block_hashes)
                 self.outbox.append(ev.StoreLanded(pool=self.name, transfer=number, ended_ms=end_ms))
-                for run in self._runs(transfer.block_hashes):
+                for run in transfer.cohort.runs:
                     self._announce(run)
             client = self._clients.get(transfer.client)
             if client is not None:
                 client.completions.append(Completion(number, transfer.request, is_load, end_ms))
+        self._untold.update(self._clients)
 
     def tick(self, client: int, now_ms: float) -> TickReply:
         """Advance, and tell the client what it has not been told."""
         self.advance(now_ms)
-        own = self._clients[client]
-        if self._has_told(own):
+        if client not in self._untold:
             return NOTHING
+        own = self._clients[client]
         progress = own.seen != self._ended
         own.seen = self._ended
         done: list[Completion] = []
         while own.completions and own.completions[0].end_ms <= now_ms:
             done.append(own.completions.popleft())
         changes, own.changes = own.changes, []
+        if not own.completions:
+            self._untold.discard(client)
         return TickReply(tuple(done), progress, tuple(changes))
 
     def boundary(self, client: int, now_ms: float) -> BoundaryReply:
         """The end of a client's pass; see ``PassBoundary``."""
-        own = self._clients[client]
-        if not self._transfers and self._has_told(own):
+        if not self._transfers and client not in self._untold:
             self._transport.advance(now_ms)
             return QUIET
         before = self.tick(client, now_ms)
@@ -368,7 +389,7 @@ class HostPool:
     def news_at_ms(self, message: NewsAt) -> float:
         """See ``NewsAt``. What is under way may end a little sooner than it seems, because of rounding."""
         own, look_up = self._clients[message.client], message.look_up
-        if own.prepared or not self._has_told(own):
+        if own.prepared or message.client in self._untold:
             return -math.inf
         if look_up is not None and (look_up.again is None or look_up.again.residency != self._residency):
             return -math.inf
@@ -392,7 +413,7 @@ class HostPool:
 
     def untold(self) -> list[int]:
         """Clients that a tick would tell something, in order of joining."""
-        return [number for number, own in self._clients.items() if not self._has_told(own)]
+        return [number for number in self._clients if number in self._untold] if self._untold else []
 
     # -- looking
 
@@ -416,20 +437,21 @@ class HostPool:
 
     @property
     def used_blocks(self) -> int:
-        return len(self._entries) + self._cleared_blocks
+        return len(self._book.cohorts) + self._cleared_blocks
 
     @property
     def resident_blocks(self) -> int:
-        return sum(entry.resident for entry in self._entries.values())
+        return sum(cohort.resident for cohort in self._book.cohorts.values())
 
     def block(self, hash_: int) -> tuple[bool, int] | None:
         """One block: (resident, pins), None if it is not here."""
-        entry = self._entries.get(hash_)
-        return None if entry is None else (entry.resident, entry.pins)
+        cohort = self._book.cohorts.get(hash_)
+        return None if cohort is None else (cohort.resident, self._book.pins.get(hash_, 0))
 
     def contents(self) -> dict[int, tuple[bool, int]]:
         """Every block: (resident, pins)."""
-        return {hash_: (entry.resident, entry.pins) for hash_, entry in self._entries.items()}
+        pins = self._book.pins
+        return {hash_: (cohort.resident, pins.get(hash_, 0)) for hash_, cohort in self._book.cohorts.items()}
 
     def transfers_under_way(self) -> list[str]:
         """One line a transfer, for people."""
@@ -443,35 +465,38 @@ class HostPool:
         """Raise InvariantViolation unless the books agree. Costs O(blocks)."""
         if not self.used_blocks <= self.capacity_blocks:
             raise InvariantViolation(f"{self.name}: {self.used_blocks} blocks in {self.capacity_blocks}")
-        older = {id(transfer.entries): transfer.entries for transfer in self._transfers.values()}
-        older.pop(id(self._entries), None)
-        if not sum(map(len, older.values())) == self._cleared_blocks:
+        older = dict.fromkeys(transfer.book for transfer in self._transfers.values())
+        older.pop(self._book, None)
+        if not sum(len(book.cohorts) for book in older) == self._cleared_blocks:
             raise InvariantViolation(f"{self.name}: {self._cleared_blocks} cleared blocks, transfers use others")
-        for entries in (self._entries, *older.values()):
-            self._check_book(entries)
-        if not self._evictable.keys() <= self._entries.keys():
+        for book in (self._book, *older):
+            self._check_book(book)
+        if not self._evictable.are_among(self._book.cohorts.keys()):
             raise InvariantViolation(f"{self.name}: the eviction order holds blocks that are gone")
+        if not self._untold == {number for number, own in self._clients.items() if not self._has_told(own)}:
+            raise InvariantViolation(f"{self.name}: clients {sorted(self._untold)} are taken for those to be told")
 
-    def _check_book(self, entries: dict[int, _Entry]) -> None:
+    def _check_book(self, book: _Book) -> None:
         pins: dict[int, int] = {}
         pending: set[int] = set()
         for transfer in self._transfers.values():
-            if transfer.entries is not entries:
+            if transfer.book is not book:
                 continue
             if transfer.direction is Direction.HOST_TO_DEVICE:
                 for hash_ in transfer.block_hashes:
                     pins[hash_] = pins.get(hash_, 0) + 1
             else:
                 pending.update(transfer.block_hashes)
-        for hash_, entry in entries.items():
-            if not entry.pins == pins.get(hash_, 0):
-                raise InvariantViolation(
-                    f"{self.name}: block {hash_} has {entry.pins} pins for {pins.get(hash_, 0)} loads"
-                )
-            if not entry.resident == (hash_ not in pending):
+        if not book.pins.keys() <= book.cohorts.keys():
+            raise InvariantViolation(f"{self.name}: blocks are pinned that are gone")
+        for hash_, cohort in book.cohorts.items():
+            pinned = book.pins.get(hash_, 0)
+            if not pinned == pins.get(hash_, 0):
+                raise InvariantViolation(f"{self.name}: block {hash_} has {pinned} pins for {pins.get(hash_, 0)} loads")
+            if not cohort.resident == (hash_ not in pending):
                 raise InvariantViolation(f"{self.name}: block {hash_} is pending without a store, or the reverse")
-            is_evictable = entries is self._entries and hash_ in self._evictable
-            if not is_evictable == (entry.resident and entry.pins == 0):
+            is_evictable = book is self._book and hash_ in self._evictable
+            if not is_evictable == (cohort.resident and not pinned):
                 raise InvariantViolation(f"{self.name}: block {hash_} is wrongly in or out of the eviction order")
 
     # -- inside
@@ -484,10 +509,17 @@ class HostPool:
         if self.shared:
             self.advance(now_ms)
 
-    def _new_transfer(self, client: int, request: int, direction: Direction, block_hashes: Sequence[int]) -> int:
+    def _new_transfer(
+        self,
+        client: int,
+        request: int,
+        direction: Direction,
+        block_hashes: tuple[int, ...],
+        cohort: _Cohort | None = None,
+    ) -> int:
         number = self._next_transfer
         self._next_transfer += 1
-        self._transfers[number] = _Transfer(client, request, direction, tuple(block_hashes), self._entries)
+        self._transfers[number] = _Transfer(client, request, direction, block_hashes, self._book, cohort)
         return number
 
     def _submit(self, number: int, client: _Client, now_ms: float, from_ms: float) -> float | None:
@@ -501,104 +533,85 @@ class HostPool:
             number, transfer.client, client.joined.link, transfer.direction, size_bytes, now_ms, from_ms
         )
 
-    def _victims(self, needed: int, spared: set[int]) -> list[int] | None:
-        """The ``needed`` oldest evictable blocks outside ``spared``; None if there are not enough."""
-        if needed <= 0:
-            return []
-        self._carry_out_touches()
-        victims = []
-        for hash_ in self._evictable:
-            if hash_ not in spared:
-                victims.append(hash_)
-                if len(victims) == needed:
-                    return victims
-        return None
-
     def _evict(self, block_hashes: tuple[int, ...]) -> None:
         self._take_out(block_hashes)
         self.outbox.append(ev.HostBlocksEvicted(pool=self.name, block_hashes=block_hashes))
         self._announce(PoolChange(stored=False, block_hashes=block_hashes))
 
     def _take_out(self, block_hashes: Iterable[int]) -> None:
-        """Evictable blocks are here no more."""
+        """Blocks that nobody used, and which are not evictable any more, are here no more."""
         self._residency += 1
+        cohorts = self._book.cohorts
         for hash_ in block_hashes:
-            del self._entries[hash_]
-            del self._evictable[hash_]
+            del cohorts[hash_]
 
     def _give_up_store(self, transfer: _Transfer) -> None:
         for hash_ in transfer.block_hashes:
-            del transfer.entries[hash_]
-        if transfer.entries is not self._entries:
+            del transfer.book.cohorts[hash_]
+        if transfer.book is not self._book:
             self._cleared_blocks -= len(transfer.block_hashes)
 
     def make_recent(self, keys: Sequence[int]) -> None:
-        """Make each evictable block youngest, last to first, so that a prefix is never older than what follows it.
-
-        It is done when ages matter: of several touches of one prompt only the last one counts.
-        """
-        touched = self._touched
-        touched.pop(id(keys), None)
-        touched[id(keys)] = keys
-        if len(touched) > _MAX_TOUCHED:
-            self._carry_out_touches()
-
-    def _carry_out_touches(self) -> None:
-        evictable = self._evictable
-        for keys in self._touched.values():
-            for hash_ in reversed(keys):
-                if hash_ in evictable:
-                    evictable.move_to_end(hash_)
-        self._touched.clear()
-
-    def _make_youngest(self, block_hashes: Iterable[int]) -> None:
-        self._carry_out_touches()
-        for hash_ in sorted(block_hashes):
-            self._evictable[hash_] = None
-            self._evictable.move_to_end(hash_)
+        """Make each evictable block youngest, last to first, so that a prefix is never older than what follows it."""
+        self._evictable.touch(keys)
 
     def _unpin(self, transfer: _Transfer) -> None:
         idle = []
-        entries = transfer.entries
+        book, pins = transfer.book, transfer.book.pins
         for hash_ in transfer.block_hashes:
-            entry = entries[hash_]
-            entry.pins -= 1
-            if entry.pins < 0:
+            left = pins.get(hash_, 0) - 1
+            if left < 0:
                 raise InvariantViolation(f"{self.name}: block {hash_} is unpinned more often than pinned")
-            if entry.pins == 0:
+            if left:
+                pins[hash_] = left
+            else:
+                del pins[hash_]
                 idle.append(hash_)
-        if entries is self._entries:
-            self._make_youngest(idle)
+        if book is self._book:
+            self._evictable.add(idle)
         elif idle:
             for hash_ in idle:
-                del entries[hash_]
+                del book.cohorts[hash_]
             self._cleared_blocks -= len(idle)
             self.outbox.append(ev.ClearedBlocksFreed(pool=self.name, block_hashes=tuple(idle)))
 
     def _announce(self, change: PoolChange) -> None:
         for client in self._clients.values():
             client.changes.append(change)
+        self._untold.update(self._clients)
 
-    def _runs(self, block_hashes: Iterable[int]) -> list[PoolChange]:
-        """Stored runs; one breaks where the next block's parent is not the block before it."""
-        runs: list[list[int]] = []
-        last: int | None = None
-        for hash_ in block_hashes:
-            if last is not None and self._entries[hash_].parent_hash == last:
-                runs[-1].append(hash_)
+    def _resident_runs(self) -> list[PoolChange]:
+        """All that is resident, parents before children; a run breaks where the next block's parent is another one."""
+        runs: list[list[tuple[int, int, int, int | None]]] = []
+        for place in self._book.places():
+            if runs and place[3] == runs[-1][-1][1]:
+                runs[-1].append(place)
             else:
-                runs.append([hash_])
-            last = hash_
+                runs.append([place])
         return [
             PoolChange(
                 stored=True,
-                block_hashes=tuple(run),
-                tokens_hashes=tuple(self._entries[hash_].tokens_hash for hash_ in run),
-                parent_hash=self._entries[run[0]].parent_hash,
-                start_position=self._entries[run[0]].position,
+                block_hashes=tuple([hash_ for _, hash_, _, _ in run]),
+                tokens_hashes=tuple([own for _, _, own, _ in run]),
+                parent_hash=run[0][3],
+                start_position=run[0][0],
             )
             for run in runs
         ]
+
+
+def _runs(chain: BlockChain, positions: Sequence[int]) -> list[PoolChange]:
+    """Blocks of a prompt that become resident."""
+    return [
+        PoolChange(
+            stored=True,
+            block_hashes=chain.sequence_hashes[start:stop],
+            tokens_hashes=chain.tokens_hashes[start:stop],
+            parent_hash=chain.sequence_hashes[start - 1] if start else None,
+            start_position=start,
+        )
+        for start, stop in consecutive(positions)
+    ]
 
 
 _HANDLERS: dict[type[Any], Callable[[HostPool, Any, float], Any]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 from xxhash import xxh3_64_intdigest
@@ -42,7 +42,11 @@ def namespace_seed(lora_name: str | None, cache_salt: str | None) -> int:
 
 def tokens_hashes(token_ids: Sequence[int], block_size_tokens: int, seed: int = HASH_SEED) -> list[int]:
     """Hash of each block's token ids, which are 0 .. 2**32 - 1; a last block may have fewer tokens than the others."""
-    data, step = array("I", token_ids).tobytes(), 4 * block_size_tokens
+    return _hashes_of_bytes(array("I", token_ids).tobytes(), 4 * block_size_tokens, seed)
+
+
+def _hashes_of_bytes(data: bytes, step: int, seed: int = HASH_SEED) -> list[int]:
+    """Tokens hash of every ``step`` bytes of token ids."""
     hashes: list[int] = []
     for at in range(0, len(data), step):  # a comprehension is slower for the few blocks of an event
         hashes.append(xxh3_64_intdigest(data[at : at + step], seed))
@@ -72,6 +76,21 @@ def reusable_blocks(prompt_tokens: int, block_size_tokens: int) -> int:
     return (prompt_tokens - 1) // block_size_tokens
 
 
+def consecutive(positions: Iterable[int]) -> list[tuple[int, int]]:
+    """Runs of ascending positions without a gap, each as (first, last + 1)."""
+    runs: list[tuple[int, int]] = []
+    start = stop = -1
+    for position in positions:
+        if position != stop:
+            if stop >= 0:
+                runs.append((start, stop))
+            start = position
+        stop = position + 1
+    if stop >= 0:
+        runs.append((start, stop))
+    return runs
+
+
 @attrs.frozen(slots=True, eq=False)
 class BlockChain:
     """Identity of a prompt's whole blocks, in prompt order.
@@ -91,56 +110,60 @@ class BlockChain:
 class BlockHasher:
     """Computes block chains for one block size, remembering what it has hashed before.
 
-    Runs of equal tokens make most blocks of a trace constant, so their tokens hash depends on one id; and turns of
-    one conversation repeat their prefix, so the chain is kept per (parent, tokens hash).
+    The blocks of a run of equal tokens have one tokens hash, and turns of one conversation begin with the same runs; so
+    the sequence hashes of a run's blocks are kept per (sequence hash before it, token, blocks).
 
     Args:
         block_size_tokens: tokens per block, >= 1.
-        memory_limit: entries kept in each cache before it is emptied; a bound on memory, without effect on results.
+        memory_limit: hashes kept before they are forgotten; a bound on memory, without effect on results.
     """
 
     def __init__(self, block_size_tokens: int, memory_limit: int = 1_000_000) -> None:
         self.block_size_tokens = block_size_tokens
         self._memory_limit = memory_limit
         self._constant: dict[int, int] = {}
-        self._chained: dict[tuple[int, int], int] = {}
+        self._runs: dict[tuple[int | None, int, int], tuple[int, ...]] = {}
 
     def chain(self, prompt: Prompt) -> BlockChain:
         """The identity of every whole block of ``prompt``."""
-        tokens_hashes = self._tokens_hashes(prompt)
-        chained = self._chained
-        if len(chained) > self._memory_limit:
-            chained.clear()
-        sequence_hashes: list[int] = []
-        parent: int | None = None
-        for own in tokens_hashes:
-            if parent is None:
-                parent = own
-            else:
-                key = (parent, own)
-                found = chained.get(key)
-                if found is None:
-                    found = chained[key] = xxh3_64_intdigest(_pack_pair(parent, own), HASH_SEED)
-                parent = found
-            sequence_hashes.append(parent)
-        return BlockChain(tuple(sequence_hashes), tuple(tokens_hashes))
-
-    def _tokens_hashes(self, prompt: Prompt) -> list[int]:
         size = self.block_size_tokens
         count = prompt.length // size
         if isinstance(prompt, RunPrompt) and prompt.run_tokens % size == 0:
-            per_run = prompt.run_tokens // size
-            constant = self._constant
-            if len(constant) > self._memory_limit:
-                constant.clear()
-            out: list[int] = []
-            for run_idx in range(-(-count // per_run)):
-                token = prompt.ids[run_idx]
-                found = constant.get(token)
-                if found is None:
-                    found = constant[token] = tokens_hash(token.to_bytes(4, "little") * size)
-                out.extend([found] * min(per_run, count - len(out)))
-            return out
-        data = prompt.tokens(0, count * size).astype("<u4", copy=False).tobytes()
-        step = 4 * size
-        return [tokens_hash(data[at : at + step]) for at in range(0, count * step, step)]
+            return self._chain_of_runs(prompt.ids, prompt.run_tokens // size, count)
+        hashes = _hashes_of_bytes(prompt.tokens(0, count * size).astype("<u4", copy=False).tobytes(), 4 * size)
+        return BlockChain(tuple(_chained(None, hashes)), tuple(hashes))
+
+    def _chain_of_runs(self, tokens: Sequence[int], run_blocks: int, count: int) -> BlockChain:
+        """The chain of ``count`` blocks, where each token fills ``run_blocks`` of them."""
+        runs, constant = self._runs, self._constant
+        if len(runs) * run_blocks > self._memory_limit:
+            runs.clear()
+        if len(constant) > self._memory_limit:
+            constant.clear()
+        sequence_hashes: list[int] = []
+        own_hashes: list[int] = []
+        parent: int | None = None
+        for token in tokens[: -(-count // run_blocks)]:
+            own = constant.get(token)
+            if own is None:
+                own = constant[token] = tokens_hash(token.to_bytes(4, "little") * self.block_size_tokens)
+            blocks = min(run_blocks, count - len(own_hashes))
+            own_hashes += [own] * blocks
+            run = runs.get((parent, token, run_blocks))
+            if run is None:
+                run = tuple(_chained(parent, own_hashes[-blocks:]))
+                if blocks == run_blocks:
+                    runs[parent, token, run_blocks] = run
+            sequence_hashes += run[:blocks]
+            parent = run[-1]
+        return BlockChain(tuple(sequence_hashes), tuple(own_hashes))
+
+
+def _chained(parent: int | None, own_hashes: Sequence[int]) -> list[int]:
+    """Sequence hashes of blocks with these tokens hashes, which follow the block ``parent``."""
+    hashes: list[int] = []
+    for own in own_hashes:
+        # As ``sequence_hash``, without its call: this is the cost of a new prompt.
+        parent = own if parent is None else xxh3_64_intdigest(_pack_pair(parent, own), HASH_SEED)
+        hashes.append(parent)
+    return hashes

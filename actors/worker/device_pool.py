@@ -4,10 +4,10 @@ Owns: which memory block holds which copy, who uses it, and what is evicted next
 Refuses to know: requests, time, events (callers get the evicted hashes back).
 
 Memory is numbered 0..capacity-1. A memory block is free, reserved (taken by a reservation, not yet used), or holds a
-*copy*: private (no hash yet) or cached under a hash. Several copies of one hash may exist; the oldest alive is the
-*primary* one, the only one that prefix hits use. A cached copy that nobody references, pins or holds is *inactive*
-and may be evicted, oldest first. A clear takes the hashes from copies in use: no hit finds them, and their memory is
-free when their last use has ended.
+*copy*: private (no hash) or cached under a hash. Several copies of one hash may exist; the oldest alive is the
+*primary* one, the only one that prefix hits use. A copy has uses: by sequences, reservations, and transfers that hold
+it. Without any a cached copy is *inactive* and may be evicted, oldest first, and the memory of a private one is free. A
+clear takes the hashes from copies in use: no hit finds them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,12 @@ class DevicePool:
     """See the module's text. Block numbers are opaque to callers."""
 
     __slots__ = (
-        "_copied_out_by",
         "_free",
         "_hash",
-        "_held_by",
         "_inactive",
-        "_pins",
         "_primary",
-        "_refs",
-        "_unlisted",
+        "_read_by",
+        "_uses",
         "_younger",
         "capacity_blocks",
         "copies",
@@ -59,15 +56,11 @@ class DevicePool:
         self.copy_outs: dict[int, tuple[int, ...]] = {}
         self._free = list(range(capacity_blocks))
         self._hash: list[int | None] = [None] * capacity_blocks
-        self._refs = [0] * capacity_blocks
-        self._pins = [0] * capacity_blocks
-        self._held_by: list[int | None] = [None] * capacity_blocks
-        self._copied_out_by: list[int | None] = [None] * capacity_blocks
+        self._uses = [0] * capacity_blocks
+        self._read_by: dict[int, int] = {}  # block -> the last transfer that reads it, or has read it
         self._primary: dict[int, int] = {}
         self._younger: dict[int, list[int]] = {}
         self._inactive: OrderedDict[int, None] = OrderedDict()
-        # Copies without a hash, because of a clear, that may have several uses.
-        self._unlisted: set[int] = set()
 
     # -- looking
 
@@ -84,16 +77,24 @@ class DevicePool:
         """The primary copy of a hash."""
         return self._primary.get(hash_)
 
+    def primaries(self, hashes: Sequence[int]) -> list[int]:
+        """The primary copies of hashes that are resident."""
+        primary = self._primary
+        try:
+            return [primary[hash_] for hash_ in hashes]
+        except KeyError as missing:
+            raise InvariantViolation(f"block {missing} was counted as a hit but is not resident") from None
+
     def match(self, hashes: Iterable[int]) -> tuple[int, int]:
         """Leading hashes that are resident: (how many, how many of them are active)."""
-        primary, inactive = self._primary, self._inactive
+        primary, uses = self._primary, self._uses
         found = active = 0
         for hash_ in hashes:
             block = primary.get(hash_)
             if block is None:
                 break
             found += 1
-            if block not in inactive:
+            if uses[block]:
                 active += 1
         return found, active
 
@@ -114,20 +115,18 @@ class DevicePool:
     # -- reserving
 
     def reserve(self, hits: Sequence[int], fresh_blocks: int) -> tuple[Reservation, list[int]] | None:
-        """Pin ``hits`` and set ``fresh_blocks`` aside, evicting inactive copies as needed; all or nothing.
+        """Use ``hits`` and set ``fresh_blocks`` aside, evicting inactive copies as needed; all or nothing.
 
         Returns: the reservation and the hashes whose last copy was evicted, in order; None if there is no room.
         """
         free, inactive = self._free, self._inactive
         missing = fresh_blocks - len(free)
         if missing > 0:
-            spared = len({block for block in hits if block in inactive}) if hits else 0
+            uses = self._uses
+            spared = len({block for block in hits if not uses[block]}) if hits else 0
             if missing > len(inactive) - spared:
                 return None
-        pins = self._pins
-        for block in hits:
-            inactive.pop(block, None)
-            pins[block] += 1
+        self._use(hits)
         if missing <= 0:
             keep = len(free) - fresh_blocks
             taken = free[keep:]
@@ -141,24 +140,25 @@ class DevicePool:
         self.reserved_blocks += fresh_blocks
         return Reservation(list(hits), taken + evicted), removed
 
-    def still_copied_out(self, reservation: Reservation) -> list[int]:
-        """Transfers that still read memory which the reservation took, in order of use, each once."""
-        if not self.copy_outs:
+    def allocate(self, hits: Sequence[int], fresh_blocks: int) -> tuple[list[int], list[int]] | None:
+        """Use ``hits`` and private copies at once. Returns: the blocks, hits first; and as ``reserve``."""
+        reserved = self.reserve(hits, fresh_blocks)
+        if reserved is None:
+            return None
+        reservation, removed = reserved
+        return reservation.hits + self.take_private(reservation, fresh_blocks), removed
+
+    def still_copied_out(self, blocks: Iterable[int]) -> list[int]:
+        """Transfers that still read memory which has been taken anew, each once."""
+        copy_outs = self.copy_outs
+        if not copy_outs:
             return []
-        out: list[int] = []
-        for block in reversed(reservation.fresh):
-            transfer = self._copied_out_by[block]
-            if transfer is not None and transfer in self.copy_outs and transfer not in out:
-                out.append(transfer)
-        return out
+        transfers = dict.fromkeys(map(self._read_by.get, blocks))
+        return [transfer for transfer in transfers if transfer is not None and transfer in copy_outs]
 
     def activate_hits(self, reservation: Reservation) -> list[int]:
-        """Turn the reservation's pins into references."""
+        """Take the hits out of a reservation, which used them until now."""
         hits, reservation.hits = reservation.hits, []
-        pins, refs = self._pins, self._refs
-        for block in hits:
-            pins[block] -= 1
-            refs[block] += 1
         return hits
 
     def take_private(self, reservation: Reservation, blocks: int) -> list[int]:
@@ -172,16 +172,14 @@ class DevicePool:
         del fresh[keep:]
         self.reserved_blocks -= blocks
         self.copies += blocks
-        refs = self._refs
+        uses = self._uses
         for block in taken:
-            refs[block] = 1
+            uses[block] = 1
         return taken
 
     def cancel(self, reservation: Reservation) -> None:
         """Give a reservation back, hits in reverse order."""
-        for block in reservation.hits:
-            self._pins[block] -= 1
-        self._settle(reversed(reservation.hits))
+        self.release(reservation.hits)
         self.reserved_blocks -= len(reservation.fresh)
         self._free.extend(reservation.fresh)
         reservation.hits = []
@@ -200,29 +198,26 @@ class DevicePool:
             if hash_of[block] is not None:
                 raise InvariantViolation(f"device block {block} is cached twice")
             hash_of[block] = hash_
-            if hash_ in primary:
-                self._younger.setdefault(hash_, []).append(block)
-            else:
-                primary[hash_] = block
+            if primary.setdefault(hash_, block) == block:
                 first.append(position)
+            else:
+                self._younger.setdefault(hash_, []).append(block)
         return first
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each block, last to first; a private copy becomes free memory at once."""
-        hashes, refs, free, unlisted = self._hash, self._refs, self._free, self._unlisted
-        unused: list[int] = []
+        """Drop one use of each block, last to first. After the last one a cached copy may be evicted."""
+        hash_of, uses, inactive, free = self._hash, self._uses, self._inactive, self._free
         for block in reversed(blocks):
-            if hashes[block] is None and block not in unlisted:
-                refs[block] = 0
+            uses[block] = left = uses[block] - 1
+            if left > 0:
+                continue
+            if left < 0:
+                raise InvariantViolation(f"device block {block} is released more often than referenced")
+            if hash_of[block] is None:
                 self.copies -= 1
                 free.append(block)
-                continue
-            refs[block] = left = refs[block] - 1
-            if left == 0:
-                unused.append(block)
-            elif left < 0:
-                raise InvariantViolation(f"device block {block} is released more often than referenced")
-        self._settle(unused)
+            else:
+                inactive[block] = None
 
     def clear(self) -> tuple[list[int], list[int]]:
         """Evict all inactive copies, and let no hit find those in use.
@@ -235,50 +230,38 @@ class DevicePool:
         in_use = list(reversed(self._primary))
         for block in itertools.chain(self._primary.values(), *self._younger.values()):
             self._hash[block] = None
-            self._unlisted.add(block)
         self._primary.clear()
         self._younger.clear()
         return removed, in_use
 
     # -- copies to the host tier
 
-    def is_copied_out(self, block: int) -> bool:
-        """Whether an earlier transfer still reads this memory."""
-        transfer = self._copied_out_by[block]
-        return transfer is not None and transfer in self.copy_outs
+    def copied_out(self, blocks: Iterable[int]) -> list[int]:
+        """Places in ``blocks`` of memory that an earlier transfer still reads."""
+        copy_outs = self.copy_outs
+        if not copy_outs:
+            return []
+        return [place for place, transfer in enumerate(map(self._read_by.get, blocks)) if transfer in copy_outs]
 
     def begin_copy_out(self, blocks: Sequence[int], transfer: int, *, hold: bool) -> None:
         """Note that ``transfer`` reads these blocks; with ``hold`` they cannot be evicted until it has ended."""
-        for block in blocks:
-            self._copied_out_by[block] = transfer
-            if hold:
-                self._held_by[block] = transfer
-                self._inactive.pop(block, None)
-                if self._hash[block] is None:
-                    self._unlisted.add(block)
+        self._read_by.update(dict.fromkeys(blocks, transfer))
+        if hold:
+            self._use(blocks)
         self.copy_outs[transfer] = tuple(blocks) if hold else ()
 
     def end_copy_out(self, transfer: int) -> None:
         """The transfer has ended; what it held is let go, last to first."""
-        held = self.copy_outs.pop(transfer)
-        for block in held:
-            self._held_by[block] = None
-            self._copied_out_by[block] = None
-        self._settle(reversed(held))
+        self.release(self.copy_outs.pop(transfer))
 
     # -- inside
 
-    def _settle(self, blocks: Iterable[int]) -> None:
-        """Let cached copies that nobody uses any more be evicted, in this order; unlisted ones become free memory."""
-        refs, pins, held_by, hash_of, inactive = self._refs, self._pins, self._held_by, self._hash, self._inactive
+    def _use(self, blocks: Iterable[int]) -> None:
+        uses, inactive = self._uses, self._inactive
         for block in blocks:
-            if refs[block] == pins[block] == 0 and held_by[block] is None:
-                if hash_of[block] is not None:
-                    inactive[block] = None
-                elif block in self._unlisted:
-                    self._unlisted.remove(block)
-                    self.copies -= 1
-                    self._free.append(block)
+            if not uses[block]:
+                inactive.pop(block, None)
+            uses[block] += 1
 
     def _evict(self, blocks: Sequence[int]) -> list[int]:
         """Evict inactive copies, in order; returns the hashes of which no other copy is left."""
@@ -319,13 +302,12 @@ class DevicePool:
             if not self._hash[block] == hash_:
                 raise InvariantViolation(f"device pool: block {block} is indexed under a hash it does not hold")
         for block in self._inactive:
-            if not (self._refs[block] == self._pins[block] == 0 and self._held_by[block] is None):
+            if self._uses[block]:
                 raise InvariantViolation(f"device pool: inactive block {block} is in use")
-        for block in self._unlisted:
-            if not (
-                self._hash[block] is None
-                and (self._refs[block] or self._pins[block] or self._held_by[block] is not None)
-            ):
-                raise InvariantViolation(f"device pool: unlisted block {block} has a hash, or is not in use")
-        if not (min(self._refs) >= 0 and min(self._pins) >= 0):
+        if min(self._uses) < 0:
             raise InvariantViolation("device pool: negative use count")
+        in_use = self.capacity_blocks - self._uses.count(0)
+        if not in_use == self.copies - len(self._inactive):
+            raise InvariantViolation(
+                f"device pool: {in_use} blocks in use, but {self.copies} copies with {len(self._inactive)} inactive"
+            )

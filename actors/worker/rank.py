@@ -36,6 +36,7 @@ from g2sim.actors.host_pool.messages import (
     Tick,
     TickReply,
 )
+from g2sim.actors.kv.blocks import consecutive
 from g2sim.actors.kv.events import Tier, removed_by_clear
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.decode_run import DecodeRun
@@ -378,13 +379,12 @@ class Rank:
         sequence = head.sequence
         blocks = self._blocks(sequence.prompt_tokens)
         found = self.pool.match(sequence.chain.sequence_hashes)[0] if self.config.prefix_caching else 0
-        hits = [self._primary(hash_) for hash_ in sequence.hashes[:found]]
-        reserved = self.pool.reserve(hits, blocks - found)
+        reserved = self.pool.reserve(self.pool.primaries(sequence.hashes[:found]), blocks - found)
         if reserved is None:
             return ()
         reservation, removed = reserved
         self._note_removed(removed)
-        if self.pool.still_copied_out(reservation):
+        if self.pool.still_copied_out(reservation.fresh):
             # The memory is still being read; the end of that copy is progress, and then this is tried again.
             self.pool.cancel(reservation)
             return ()
@@ -648,7 +648,7 @@ class Rank:
                 return None
             if has_host and seq.store_cursor < seq.prompt_tokens // size:
                 return None  # still to be offered to the host tier
-            passes = min(passes, self._left(seq) - 1)
+            passes = min(passes, seq.answer_tokens - generated - 1)
         if passes < 1:
             return None
         return DecodeRun(running, passes, size, caches_blocks=self.config.prefix_caching)
@@ -687,8 +687,9 @@ class Rank:
             return result
         if self._has_host:
             for seq in running:
-                if seq in work.shares:
-                    yield from self._offer_to_host(seq)
+                known_blocks = min(seq.computed, seq.prompt_tokens) // self._block_size
+                if known_blocks > seq.store_cursor and seq in work.shares:
+                    yield from self._offer_to_host(seq, known_blocks)
         self._finish(now_ms, work, result)
         return result
 
@@ -792,7 +793,7 @@ class Rank:
             known = seq.prompt_tokens + seq.generated
             if seq.computed < known:
                 continue
-            if self._left(seq) == 0:
+            if seq.generated >= seq.answer_tokens:
                 finished.append(seq)
                 continue
             ready.append(seq)
@@ -809,7 +810,7 @@ class Rank:
             result.endings.append(Ending(seq.request, RequestStatus.COMPLETED))
         for seq in ready:
             seq.generated += 1
-            if self._left(seq) == 0:
+            if seq.generated >= seq.answer_tokens:
                 self._complete(seq, result)
                 result.endings.append(Ending(seq.request, RequestStatus.COMPLETED))
         result.emitted = tuple([seq.request for seq in ready])
@@ -870,17 +871,16 @@ class Rank:
         """Blocks for ``target_tokens``; the first ``reuse_blocks`` of a new sequence are cache hits."""
         have = len(seq.blocks)
         hit_count = max(0, reuse_blocks - have)
-        hits = [self._primary(hash_) for hash_ in seq.hashes[have : have + hit_count]]
-        reserved = self.pool.reserve(hits, self._blocks(target_tokens) - have - hit_count)
-        if reserved is None:
+        hits = self.pool.primaries(seq.hashes[have : have + hit_count]) if hit_count else []
+        allocated = self.pool.allocate(hits, self._blocks(target_tokens) - have - hit_count)
+        if allocated is None:
             return False
-        reservation, removed = reserved
-        busy = self.pool.still_copied_out(reservation)
+        blocks, removed = allocated
         self._note_removed(removed)
-        seq.blocks.extend(self.pool.activate_hits(reservation))
-        seq.sealed = max(seq.sealed, have + hit_count) if hit_count else seq.sealed
-        seq.blocks.extend(self.pool.take_private(reservation, len(reservation.fresh)))
-        for transfer in busy:
+        seq.blocks += blocks
+        if hit_count:
+            seq.sealed = max(seq.sealed, have + hit_count)
+        for transfer in self.pool.still_copied_out(blocks[hit_count:]):
             self._raise_fence(transfer)
         return True
 
@@ -980,14 +980,13 @@ class Rank:
 
     def _start_load(self, seq: Sequence, device_tokens: int, matched: int, now_ms: float) -> Generator[Any, Any, bool]:
         base = device_tokens // self._block_size
-        hits = [self._primary(hash_) for hash_ in seq.hashes[:base]]
-        reserved = self.pool.reserve(hits, matched)
+        reserved = self.pool.reserve(self.pool.primaries(seq.hashes[:base]), matched)
         if reserved is None:
             return False
         reservation, removed = reserved
         self._note_removed(removed)
         from_ms = now_ms
-        for transfer in self.pool.still_copied_out(reservation):
+        for transfer in self.pool.still_copied_out(reservation.fresh):
             from_ms = max(from_ms, self._copy_out_ends_ms[transfer])
         transfer = yield QueueLoad(
             client=self.client,
@@ -1014,16 +1013,11 @@ class Rank:
                 rest += seq.load.tail_blocks
         return rest
 
-    def _offer_to_host(self, seq: Sequence) -> HostTalk:
-        """Store what the pass adds to the whole prompt blocks that the tier has been offered."""
-        stop = min(seq.computed, seq.prompt_tokens) // self._block_size
-        if stop <= seq.store_cursor:
-            return
+    def _offer_to_host(self, seq: Sequence, stop: int) -> HostTalk:
+        """Store what the pass adds, up to ``stop``, to the whole prompt blocks that the tier has been offered."""
         start = seq.store_cursor
         pool = self.pool
-        busy = frozenset(
-            position for position in range(start, stop) if pool.copy_outs and pool.is_copied_out(seq.blocks[position])
-        )
+        busy = frozenset([start + place for place in pool.copied_out(seq.blocks[start:stop])])
         reply: StoreReply = yield PrepareStore(
             client=self.client, request=seq.request, chain=seq.chain, start=start, stop=stop, busy_sources=busy
         )
@@ -1114,6 +1108,7 @@ class Rank:
 
     def _new_sequence(self, given: RankRequest, handoff: int | None) -> Sequence:
         sequence = Sequence(given, self._next_order, handoff)
+        sequence.answer_tokens = self.config.answer_tokens(given.prompt.length, given.output_tokens)
         sequence.was_admitted = self.role in given.admitted_in
         self._next_order += 1
         return sequence
@@ -1121,18 +1116,8 @@ class Rank:
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block_size)
 
-    def _left(self, seq: Sequence) -> int:
-        """Tokens still to be generated."""
-        return max(0, self.config.answer_tokens(seq.prompt_tokens, seq.output_tokens) - seq.generated)
-
     def _match(self, seq: Sequence) -> tuple[int, int]:
         return self.pool.match(seq.hashes) if self.config.prefix_caching else (0, 0)
-
-    def _primary(self, hash_: int) -> int:
-        block = self.pool.lookup(hash_)
-        if block is None:
-            raise InvariantViolation(f"block {hash_} was counted as a hit but is not resident")
-        return block
 
     def _note_removed(self, hashes: Collection[int]) -> None:
         if hashes and self.notes_changes:
@@ -1152,7 +1137,9 @@ class Rank:
         for head in self._pending:
             needed = self._blocks(head.sequence.prompt_tokens)
             lines.append(f"request {head.sequence.request} waits for a reservation of {needed} GPU blocks ({room})")
-        lines += [f"request {seq.request} is running, {self._left(seq)} tokens left" for seq in self.running]
+        lines += [
+            f"request {seq.request} is running, {seq.answer_tokens - seq.generated} tokens left" for seq in self.running
+        ]
         for seq in [*self.connector, *self.queue]:
             needed = self._blocks(seq.known)
             if seq.load is not None and not seq.load.done:
@@ -1182,19 +1169,12 @@ def _insert_by_order(sequences: MutableSequence[Sequence], new: Sequence) -> Non
 
 def _stored_runs(seq: Sequence, start: int, fresh: Iterable[int]) -> list[DeviceChange]:
     """One change for each contiguous run of positions; ``fresh`` counts them from ``start``."""
-    runs: list[list[int]] = []
-    for offset in fresh:
-        position = start + offset
-        if runs and position == runs[-1][-1] + 1:
-            runs[-1].append(position)
-        else:
-            runs.append([position])
     return [
         StoredRun(
-            seq.hashes[run[0] - 1] if run[0] else None,
-            run[0],
-            tuple(seq.hashes[run[0] : run[-1] + 1]),
-            tuple(seq.tokens_hashes[run[0] : run[-1] + 1]),
+            seq.hashes[start + first - 1] if start + first else None,
+            start + first,
+            tuple(seq.hashes[start + first : start + stop]),
+            tuple(seq.tokens_hashes[start + first : start + stop]),
         )
-        for run in runs
+        for first, stop in consecutive(fresh)
     ]

@@ -91,6 +91,7 @@ class Sequence:
     """Tokens, blocks and progress of one request on one rank.
 
     Attributes:
+        answer_tokens: tokens to generate before it ends here; the model's limit may leave fewer than were asked for.
         computed: tokens that have KV.
         generated: tokens produced so far; all of them are known, the last one is computed by the next pass.
         hashes, tokens_hashes: identities of known whole blocks, prompt first, generated ones as they fill.
@@ -102,6 +103,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "answer_tokens",
         "asleep",
         "blocks",
         "chain",
@@ -131,7 +133,7 @@ class Sequence:
         self.prompt = given.prompt
         self.prompt_tokens = given.prompt.length
         self.chain = given.chain
-        self.output_tokens = given.output_tokens
+        self.output_tokens = self.answer_tokens = given.output_tokens
         self.output_base = given.output_base
         self.output_ids = given.output_ids
         self.order = order

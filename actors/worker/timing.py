@@ -82,26 +82,29 @@ class PassTimer:
         self._times = pass_times if pass_times is not None else _built_in(config)
         self._prefill_ratio = config.speedup_ratio
         self._decode_ratio = config.speedup_ratio * config.decode_speedup_ratio
-        self._cache: dict[tuple[float, float], float] = {}
+        self._prefill: dict[float, float] = {}
+        self._decode: dict[float, float] = {}
 
     def prefill_ms(self, requests: int, prompt_tokens: int, prefix_tokens: int) -> float:
         """Length of the prefill part [ms]; arguments as in ``PassTimes``."""
-        return self._scaled(self._times.prefill_ms(requests, prompt_tokens, prefix_tokens), self._prefill_ratio)
+        raw_ms = self._times.prefill_ms(requests, prompt_tokens, prefix_tokens)
+        found = self._prefill.get(raw_ms)
+        return found if found is not None else _remembered(self._prefill, raw_ms, self._prefill_ratio)
 
     def decode_ms(self, requests: int, known_tokens: int) -> float:
         """Length of the decode part [ms]; arguments as in ``PassTimes``."""
-        return self._scaled(self._times.decode_ms(requests, known_tokens), self._decode_ratio)
+        raw_ms = self._times.decode_ms(requests, known_tokens)
+        found = self._decode.get(raw_ms)
+        return found if found is not None else _remembered(self._decode, raw_ms, self._decode_ratio)
 
-    def _scaled(self, raw_ms: float, ratio: float) -> float:
-        key = (raw_ms, ratio)
-        found = self._cache.get(key)
-        if found is None:
-            if not 0.0 <= raw_ms < math.inf:
-                raise SimError(f"a pass that takes {raw_ms!r} ms; pass times must be finite and not negative")
-            if len(self._cache) >= _CACHED_DURATIONS:
-                self._cache.clear()
-            found = self._cache[key] = scaled_ms(raw_ms, ratio)
-        return found
+
+def _remembered(cache: dict[float, float], raw_ms: float, ratio: float) -> float:
+    if not 0.0 <= raw_ms < math.inf:
+        raise SimError(f"a pass that takes {raw_ms!r} ms; pass times must be finite and not negative")
+    if len(cache) >= _CACHED_DURATIONS:
+        cache.clear()
+    scaled = cache[raw_ms] = scaled_ms(raw_ms, ratio)
+    return scaled
 
 
 def _built_in(config: RankConfig) -> PassTimes:

@@ -68,12 +68,12 @@ def test_a_block_that_becomes_another_is_seen_at_the_latest_at_the_end(monkeypat
     def swapping(pool: HostPool, now_ms: float) -> None:
         nonlocal done
         advance(pool, now_ms)
-        if not done and len(pool._entries) > 3_000:
+        cohorts = pool._book.cohorts
+        if not done and len(cohorts) > 3_000:
             done = True
-            oldest = next(iter(pool._evictable))
-            pool._evictable.pop(oldest)
-            pool._entries[-1] = pool._entries.pop(oldest)
-            pool._evictable[-1] = None
+            oldest = pool._evictable.take_oldest(1, set()) or []
+            cohorts[-1] = cohorts.pop(oldest[0])
+            pool._evictable.add([-1])
 
     monkeypatch.setattr(HostPool, "advance", swapping)
     with pytest.raises(InvariantViolation, match="blocks differ"):
@@ -89,7 +89,7 @@ def test_a_change_that_events_speak_of_is_seen_at_once(monkeypatch: pytest.Monke
         calls += 1
         if calls == 40:
             hashes: Sequence[int] = message.chain.sequence_hashes
-            pool._entries[hashes[0]].pins += 1
+            pool._book.pins[hashes[0]] = 1
         return reply
 
     monkeypatch.setattr(HostPool, "prepare_store", forgetful)

@@ -90,8 +90,7 @@ def pins(pool: HostPool) -> dict[int, int]:
 
 
 def eviction_order(pool: HostPool) -> list[int]:
-    pool._carry_out_touches()
-    return list(pool._evictable)
+    return list(pool._evictable.in_order())
 
 
 def snapshot(pool: HostPool) -> tuple[Any, ...]:

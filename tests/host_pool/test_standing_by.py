@@ -176,7 +176,7 @@ class Play:
     happens: list[tuple[float, Phase, int, str, int, float]]
     bytes_per_ms: float = math.inf
 
-    def run(self, *, stands_by: bool) -> tuple[list[Any], list[int], int]:
+    def run(self, *, stands_by: bool) -> tuple[list[Any], tuple[int, ...], int]:
         """Returns evictions and ends of transfers with their times, blocks by age, and how often clients stood by."""
         kernel = Kernel()
         rate = self.bytes_per_ms
@@ -197,8 +197,7 @@ class Play:
         # Ages matter when somebody asks: by then all who stand by have asked.
         kernel.post(kernel.slot("client 3"), ("look up", NO_CHAIN, 0.0), Phase.START, 100.0)
         InlineDriver(kernel).run()
-        pool._carry_out_touches()
-        return seen, list(pool._evictable), sum(client.stood_by for client in clients)
+        return seen, pool._evictable.in_order(), sum(client.stood_by for client in clients)
 
 
 TIMES = st.integers(2, 4) | st.integers(20, 90).map(lambda tenths: tenths / 10 + 0.05)

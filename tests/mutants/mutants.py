@@ -28,31 +28,38 @@ class Mutant:
 
 POOL, DEVICE, RANK = "actors/host_pool/pool.py", "actors/worker/device_pool.py", "actors/worker/rank.py"
 WORKER, HANDOFF, INDEX = "actors/worker/actor.py", "actors/handoff/actor.py", "actors/router/index.py"
+RECENCY = "actors/host_pool/recency.py"
 KERNEL, LINKS = "bus/kernel.py", "actors/host_pool/transfers.py"
 FEED, RECOVERY, LINE = "actors/router/feed.py", "actors/router/recovery.py", "actors/router/line.py"
 
 MUTANTS = (
     Mutant(
         "the youngest G2 block goes first",
-        POOL,
-        "for hash_ in self._evictable:\n            if hash_ not in spared:",
-        "for hash_ in reversed(self._evictable):\n            if hash_ not in spared:",
+        RECENCY,
+        "            oldest.reverse()\n",
+        "            oldest.reverse()\n            oldest, self._sorted = self._sorted + oldest, []\n",
         "tests/host_pool",
     ),
     Mutant(
         "a G2 chain is touched head first",
-        POOL,
-        "for hash_ in reversed(keys):",
-        "for hash_ in keys:",
+        RECENCY,
+        "        self._notes[id(blocks)] = blocks\n",
+        "        self._notes[id(blocks)] = blocks[::-1]\n",
         "tests/host_pool",
     ),
-    Mutant("a pin is not taken back", POOL, "entry.pins -= 1\n", "entry.pins -= 0\n", "tests/host_pool"),
-    Mutant("a load does not pin", POOL, "entry.pins += 1\n", "entry.pins += 0\n", "tests/host_pool"),
+    Mutant("a pin is not taken back", POOL, "pins.get(hash_, 0) - 1\n", "pins.get(hash_, 0) - 0\n", "tests/host_pool"),
+    Mutant(
+        "a load does not pin",
+        POOL,
+        "            pins[hash_] = pins.get(hash_, 0) + 1\n        self",
+        "        self",
+        "tests/host_pool",
+    ),
     Mutant(
         "a loading block stays evictable",
         POOL,
-        "            self._evictable.pop(hash_, None)\n        number",
-        "        number",
+        "        self._evictable.remove(keys)\n",
+        "",
         "tests/host_pool",
     ),
     Mutant(
@@ -72,7 +79,7 @@ MUTANTS = (
     Mutant(
         "a pending block counts as found",
         POOL,
-        "if not entry.resident or hash_ in loading:",
+        "if not cohort.resident or hash_ in loading:",
         "if hash_ in loading:",
         "tests/host_pool",
     ),
@@ -85,9 +92,9 @@ MUTANTS = (
     ),
     Mutant(
         "a store lands as the oldest block",
-        POOL,
-        "            self._evictable[hash_] = None\n            self._evictable.move_to_end(hash_)",
-        "            self._evictable[hash_] = None\n            self._evictable.move_to_end(hash_, last=False)",
+        RECENCY,
+        "        self.touch(sorted(blocks, reverse=True))\n",
+        "        self._sorted += sorted(blocks, reverse=True)\n",
         "tests/host_pool",
     ),
     Mutant(
@@ -114,8 +121,8 @@ MUTANTS = (
     Mutant(
         "a canceled reservation keeps its pins",
         DEVICE,
-        "            self._pins[block] -= 1\n        self._settle(reversed(reservation.hits))",
-        "            pass\n        self._settle(reversed(reservation.hits))",
+        "        self.release(reservation.hits)\n",
+        "",
         "tests/worker",
     ),
     Mutant(
@@ -128,8 +135,8 @@ MUTANTS = (
     Mutant(
         "blocks that are copied out can be evicted",
         DEVICE,
-        "== 0 and held_by[block] is None:",
-        "== 0:",
+        "            self._use(blocks)\n",
+        "            self._use(blocks)\n            self.release(blocks)\n",
         "tests/worker",
     ),
     Mutant(
@@ -304,8 +311,8 @@ MUTANTS = (
     Mutant(
         "memory that a clear leaves to copies counts as free",
         POOL,
-        "return len(self._entries) + self._cleared_blocks",
-        "return len(self._entries)",
+        "return len(self._book.cohorts) + self._cleared_blocks",
+        "return len(self._book.cohorts)",
         "tests/host_pool",
     ),
     Mutant(

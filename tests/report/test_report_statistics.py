@@ -106,6 +106,18 @@ def test_streamed_percentiles_of_six_samples_worked_by_hand() -> None:
     assert figures.min == 0.0
 
 
+def test_many_values_answer_alike_however_they_are_grouped() -> None:
+    """25,000 values and as many zeros, at once and by 500: they go to their bins at different times."""
+    values = [float(number) if number % 2 else 0.0 for number in range(50_000)]
+    at_once, grouped = StreamedDistribution(), StreamedDistribution()
+    at_once.extend(values)
+    for start in range(0, len(values), 500):
+        grouped.extend(values[start : start + 500])
+    result = at_once.result()
+    assert result == grouped.result() == at_once.result()
+    assert (result.min, result.p75) == (0.0, pytest.approx(25_000, rel=1e-3))
+
+
 def test_zeros_are_counted_apart_and_answer_with_zero() -> None:
     figures = streamed([0.0] * 9 + [8.0])
     assert (figures.median, figures.p75, figures.min, figures.mean) == (0.0, 0.0, 0.0, 0.8)

@@ -130,8 +130,7 @@ class Host:
         if self.pool is None:
             return []
         self.pool.check()
-        self.pool._carry_out_touches()
-        return [self.pool.contents(), list(self.pool._evictable), list(self.pool.outbox)]
+        return [self.pool.contents(), self.pool._evictable.in_order(), list(self.pool.outbox)]
 
 
 def seen(rank: Rank) -> list[Any]:

@@ -180,10 +180,10 @@ def test_memory_that_is_still_read_is_named_to_its_next_user() -> None:
     release_request(pool, chain)
     reserved = pool.reserve([], 2)
     assert reserved is not None
-    assert pool.still_copied_out(reserved[0]) == [9]
-    assert all(map(pool.is_copied_out, chain))
+    assert pool.still_copied_out(reserved[0].fresh) == [9]
+    assert pool.copied_out(chain) == [0, 1]
     pool.end_copy_out(9)
-    assert pool.still_copied_out(reserved[0]) == []
+    assert pool.still_copied_out(reserved[0].fresh) == []
 
 
 def test_what_is_cleared_in_use_is_found_no_more_and_free_with_its_last_use() -> None:
@@ -270,13 +270,15 @@ class DevicePoolMachine(RuleBasedStateMachine):
             self.cleared.remove(copy)
             self.free.append(copy.block)
 
-    @rule(data=st.data(), fresh=st.integers(min_value=0, max_value=8))
-    def reserve(self, data: st.DataObject, fresh: int) -> None:
+    @rule(data=st.data(), fresh=st.integers(min_value=0, max_value=8), at_once=st.booleans())
+    def reserve(self, data: st.DataObject, fresh: int, at_once: bool) -> None:
         resident = [hash_ for hash_ in HASHES if self.primary(hash_) is not None]
         wanted = data.draw(st.lists(st.sampled_from(resident), unique=True) if resident else st.just([]))
         hits = [copy for copy in map(self.primary, wanted) if copy is not None]
         missing = max(0, fresh - len(self.free))
-        got = self.pool.reserve([copy.block for copy in hits], fresh)
+        blocks = [copy.block for copy in hits]
+        assert self.pool.primaries(wanted) == blocks
+        got = self.pool.allocate(blocks, fresh) if at_once else self.pool.reserve(blocks, fresh)
         if missing > len([copy for copy in self.idle if copy not in hits]):
             assert got is None
             return
@@ -295,7 +297,16 @@ class DevicePoolMachine(RuleBasedStateMachine):
             if victim.hash is not None and self.primary(victim.hash) is None:
                 removed.append(victim.hash)
         assert got[1] == removed
-        self.reservations.append(Reserved(got[0], hits, taken))
+        if isinstance(got[0], Reservation):
+            self.reservations.append(Reserved(got[0], hits, taken))
+            return
+        copies = [Copy(block) for block in reversed(taken)]
+        assert got[0] == [copy.block for copy in (*hits, *copies)]
+        for copy in hits:
+            copy.pins -= 1
+            copy.refs += 1
+        self.private += copies
+        self.requests.append([*hits, *copies])
 
     @rule()
     def clear(self) -> None:
@@ -381,7 +392,8 @@ class DevicePoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), hold=st.booleans())
     def begin_copy_out(self, data: st.DataObject, hold: bool) -> None:
         request = data.draw(st.sampled_from(self.requests))
-        sources = [copy for copy in request if not self.pool.is_copied_out(copy.block)]
+        busy = self.pool.copied_out([copy.block for copy in request])
+        sources = [copy for place, copy in enumerate(request) if place not in busy]
         self.pool.begin_copy_out([copy.block for copy in sources], self.next_transfer, hold=hold)
         for copy in sources:
             copy.held = hold
