@@ -10,6 +10,7 @@ stream which a real router would misread is misread in the same way. Recordings:
 from __future__ import annotations
 
 from collections.abc import Iterable, KeysView, Sequence
+from collections.abc import Set as AbstractSet
 
 import attrs
 
@@ -92,13 +93,18 @@ class DeviceIndex:
     def remove(self, place: int, block_hashes: Iterable[int]) -> int:
         """Blocks left, and with each of them all that follow it. Returns how many hashes were unknown."""
         handles = self._handles[place]
+        bit = 1 << place
         unknown = 0
         for block_hash in block_hashes:
             node = handles.get(block_hash)
             if node is None:
                 unknown += 1
                 continue
-            self._drop(node, place)
+            if node.children:
+                self._drop(node, place)
+            else:
+                node.places ^= bit
+                del handles[block_hash]
             if node.places == 0 and node.up is not None:
                 del node.up.children[node.tokens_hash]
         return unknown
@@ -166,17 +172,25 @@ class DeviceIndex:
                         del node.children[child.tokens_hash]
 
 
-class _Edge:
-    """A block that follows another: ``child`` is its hash, ``places`` the bit set of those that hold it."""
-
-    __slots__ = ("child", "places")
-
-    def __init__(self, child: int) -> None:
-        self.child = child
-        self.places = 0
-
-
 _Key = tuple[int | None, int]
+
+
+class _Edge:
+    """A block that follows another, or begins a prompt.
+
+    Attributes:
+        key: hash of the block before it, None without one, and its tokens hash.
+        child: its hash. ``places``: bit set of those that hold it.
+        other: another edge with the same child, which places hold that do not hold this one; None in any sane stream.
+    """
+
+    __slots__ = ("child", "key", "other", "places")
+
+    def __init__(self, key: _Key, child: int, other: _Edge | None) -> None:
+        self.key = key
+        self.child = child
+        self.other = other
+        self.places = 0
 
 
 class HostIndex:
@@ -185,54 +199,83 @@ class HostIndex:
     Edges are common to all places and the first child's hash wins: a place that stores the same block under another
     hash is not seen until the last owner of the edge has gone. A place keeps the first edge for a child's hash.
 
+    Ranks with a shared pool tell the same changes, so a change may be that of several places at once (a bit set).
+
     Args:
         places: number of places.
     """
 
     def __init__(self, places: int) -> None:
         self._edges: dict[_Key, _Edge] = {}
-        self._keys: list[dict[int, _Key]] = [{} for _ in range(places)]
+        self._children: dict[int, _Edge] = {}
+        self._held: list[set[int]] = [set() for _ in range(places)]
 
     def blocks(self, place: int) -> int:
         """Blocks that a place holds."""
-        return len(self._keys[place])
+        return len(self._held[place])
 
-    def hashes(self, place: int) -> KeysView[int]:
+    def hashes(self, place: int) -> AbstractSet[int]:
         """Those blocks; a view, which follows what happens."""
-        return self._keys[place].keys()
+        return self._held[place]
 
     def store(self, place: int, parent: int | None, block_hashes: Sequence[int], tokens_hashes: Sequence[int]) -> bool:
         """A run of blocks became resident. False if one contradicts an edge; it ends the run, and the rest is lost."""
-        keys = self._keys[place]
-        bit = 1 << place
-        for block_hash, tokens_hash in zip(block_hashes, tokens_hashes, strict=True):
-            key = (parent, tokens_hash)
-            edge = self._edges.get(key)
-            if keys.get(block_hash, key) != key or (edge is not None and edge.child != block_hash):
-                return False
-            if edge is None:
-                edge = self._edges[key] = _Edge(block_hash)
-            edge.places |= bit
-            keys[block_hash] = key
-            parent = block_hash
-        return True
+        return not self.store_at(1 << place, parent, block_hashes, tokens_hashes)
 
-    def remove(self, place: int, block_hashes: Iterable[int]) -> int:
+    def store_at(
+        self, places: int, parent: int | None, block_hashes: Sequence[int], tokens_hashes: Sequence[int]
+    ) -> int:
+        """``store`` for each of ``places``. Returns those whose run has ended early."""
+        edges, children = self._edges, self._children
+        refused = 0
+        for stored, (block_hash, tokens_hash) in enumerate(zip(block_hashes, tokens_hashes, strict=True)):
+            key = (parent, tokens_hash)
+            edge = edges.get(key)
+            known = children.get(block_hash)
+            if (edge is not known or (edge is not None and edge.other is not None)) and (
+                ending := _contradicted(edge, known, block_hash) & places
+            ):
+                refused |= ending
+                places ^= ending
+                self._hold(ending, block_hashes[:stored])
+                if not places:
+                    return refused
+            if edge is None:
+                edge = edges[key] = children[block_hash] = _Edge(key, block_hash, known)
+            edge.places |= places
+            parent = block_hash
+        self._hold(places, block_hashes)
+        return refused
+
+    def remove(self, place: int, block_hashes: Sequence[int]) -> int:
         """Blocks left. Returns how many hashes were unknown."""
-        unknown = 0
+        return self.remove_at(1 << place, block_hashes)
+
+    def remove_at(self, places: int, block_hashes: Sequence[int]) -> int:
+        """``remove`` for each of ``places``. Returns how many hashes were unknown, added up."""
+        edges, children = self._edges, self._children
         for block_hash in block_hashes:
-            key = self._keys[place].pop(block_hash, None)
-            if key is None:
-                unknown += 1
-            else:
-                self._drop(key, 1 << place)
+            edge = children.get(block_hash)
+            if edge is None:
+                continue
+            if edge.other is not None:
+                self._remove_any(places, edge)
+                continue
+            edge.places ^= edge.places & places
+            if not edge.places:
+                del edges[edge.key]
+                del children[block_hash]
+        unknown = 0
+        for place in bits(places):
+            held = self._held[place]
+            unknown += len(block_hashes) - len(held)
+            held.difference_update(block_hashes)
+            unknown += len(held)
         return unknown
 
     def clear(self, place: int) -> None:
         """A place holds nothing any more."""
-        for key in self._keys[place].values():
-            self._drop(key, 1 << place)
-        self._keys[place].clear()
+        self.remove(place, tuple(self._held[place]))
 
     def extend(self, fronts: Iterable[Front], tokens_hashes: Sequence[int], extension: list[int]) -> None:
         """Go on where ``fronts`` (of rising depth) end; add to ``extension`` what each place gains.
@@ -253,11 +296,21 @@ class HostIndex:
                 places, _, block_hash = waiting[next_idx]
                 walking[block_hash] = walking.get(block_hash, 0) | places
                 next_idx += 1
+            stop = waiting[next_idx][1] if next_idx < len(waiting) else end
             if not walking:
-                if next_idx == len(waiting):
-                    return
-                depth = waiting[next_idx][1]
+                depth = stop
                 continue
+            if len(walking) == 1:  # most often all go on together
+                block_hash, places = walking.popitem()
+                while depth < stop:
+                    edge = edges.get((block_hash, tokens_hashes[depth]))
+                    if edge is None or edge.places & places != places:
+                        break
+                    block_hash = edge.child
+                    depth += 1
+                walking[block_hash] = places
+                if depth == stop:
+                    continue
             tokens_hash = tokens_hashes[depth]
             going_on: dict[int | None, int] = {}
             for block_hash, places in walking.items():
@@ -275,21 +328,57 @@ class HostIndex:
 
     def check(self) -> None:
         """Raises: InvariantViolation if edges and owners contradict each other."""
-        owned: dict[_Key, int] = {}
-        for place, keys in enumerate(self._keys):
-            for block_hash, key in keys.items():
-                edge = self._edges.get(key)
-                if edge is None or edge.child != block_hash:
-                    raise InvariantViolation(f"host index: place {place} holds {block_hash} without an edge")
-                owned[key] = owned.get(key, 0) | 1 << place
-        if owned != {key: edge.places for key, edge in self._edges.items()}:
+        held: list[set[int]] = [set() for _ in self._held]
+        edges: dict[_Key, _Edge] = {}
+        for child, first in self._children.items():
+            for edge in _all_of(first):
+                edges[edge.key] = edge
+                for place in bits(edge.places):
+                    if edge.child != child or child in held[place]:
+                        raise InvariantViolation(f"host index: place {place} holds {child} twice")
+                    held[place].add(child)
+        if held != self._held:
             raise InvariantViolation("host index: an edge has owners that do not hold its block")
+        if edges != self._edges or not all(edge.places for edge in edges.values()):
+            raise InvariantViolation("host index: an edge that no place holds")
 
-    def _drop(self, key: _Key, bit: int) -> None:
-        edge = self._edges[key]
-        edge.places ^= bit
-        if not edge.places:
-            del self._edges[key]
+    def _hold(self, places: int, block_hashes: Sequence[int]) -> None:
+        for place in bits(places):
+            self._held[place].update(block_hashes)
+
+    def _remove_any(self, places: int, first: _Edge) -> None:
+        """Take places off all edges with one child."""
+        left: _Edge | None = None
+        for edge in _all_of(first):
+            edge.places ^= edge.places & places
+            if edge.places:
+                edge.other, left = left, edge
+            else:
+                del self._edges[edge.key]
+        if left is None:
+            del self._children[first.child]
+        else:
+            self._children[first.child] = left
+
+
+def _all_of(edge: _Edge | None) -> list[_Edge]:
+    """The edge and the others with its child."""
+    found = []
+    while edge is not None:
+        found.append(edge)
+        edge = edge.other
+    return found
+
+
+def _contradicted(edge: _Edge | None, known: _Edge | None, child: int) -> int:
+    """Places which a store of ``child`` under ``edge`` contradicts; ``known``: an edge with this child."""
+    if edge is not None and edge.child != child:
+        return -1
+    places = 0
+    for other in _all_of(known):
+        if other is not edge:
+            places |= other.places
+    return places
 
 
 def bits(places: int) -> Iterable[int]:

@@ -28,6 +28,7 @@ class Mutant:
 
 POOL, DEVICE, RANK = "actors/host_pool/pool.py", "actors/worker/device_pool.py", "actors/worker/rank.py"
 WORKER, HANDOFF, INDEX = "actors/worker/actor.py", "actors/handoff/actor.py", "actors/router/index.py"
+ROUTER_POOL = "actors/router/pool.py"
 KERNEL, LINKS = "bus/kernel.py", "actors/host_pool/transfers.py"
 FEED, RECOVERY, LINE = "actors/router/feed.py", "actors/router/recovery.py", "actors/router/line.py"
 
@@ -178,8 +179,15 @@ MUTANTS = (
     Mutant(
         "a cleared rank keeps its keys in the index of the host tier",
         INDEX,
-        "        self._keys[place].clear()\n",
+        "        self.remove(place, tuple(self._held[place]))\n",
         "        pass\n",
+        "tests/router",
+    ),
+    Mutant(
+        "a change that several ranks tell is applied where the first of them told it",
+        ROUTER_POOL,
+        "if idx > last[place]:",
+        "if idx >= 0:",
         "tests/router",
     ),
     Mutant(

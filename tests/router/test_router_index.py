@@ -9,13 +9,13 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from router_values import BLOCK, chain_of, cleared, pool, removed, request, stored, who
 
 from g2sim.actors.kv.blocks import BlockChain
-from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
+from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
 from g2sim.actors.router.index import DeviceIndex, HostIndex, bits
 from g2sim.actors.router.policy import KvEvent
 from g2sim.actors.router.pool import Pool, WorkerState
@@ -89,7 +89,7 @@ class TestRefusals:
             index.check()
         host = HostIndex(1)
         host.store(0, None, [100], [0])
-        host._keys[0].clear()
+        host._held[0].clear()
         with pytest.raises(InvariantViolation, match="owners"):
             host.check()
 
@@ -319,6 +319,108 @@ TestIndexAgainstModel = IndexAgainstModel.TestCase
 TestIndexAgainstModel.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
+# -- any stream at all, against the rule said plainly: a hash may follow any other, on any place
+
+Edges = tuple[dict[tuple[int | None, int], tuple[int, set[int]]], list[dict[int, tuple[int | None, int]]]]
+"""(parent, tokens hash) -> (child, its places); and for each place: child -> its edge there."""
+
+RUNS = st.lists(st.tuples(st.integers(100, 103), st.integers(0, 1)), min_size=1, max_size=4)
+STEPS = st.one_of(
+    st.tuples(st.just("store"), st.integers(1, 2**PLACES - 1), st.sampled_from([None, 100, 101]), RUNS),
+    st.tuples(st.just("remove"), st.integers(1, 2**PLACES - 1), st.lists(st.integers(100, 103), min_size=1)),
+    st.tuples(st.just("clear"), st.integers(0, PLACES - 1)),
+)
+
+
+def plain_store(known: Edges, place: int, parent: int | None, run_: Sequence[tuple[int, int]]) -> bool:
+    edges, keys = known[0], known[1][place]
+    for child, tokens_hash in run_:
+        key = (parent, tokens_hash)
+        if keys.get(child, key) != key or edges.get(key, (child,))[0] != child:
+            return False
+        edges.setdefault(key, (child, set()))[1].add(place)
+        keys[child] = key
+        parent = child
+    return True
+
+
+def plain_remove(known: Edges, place: int, hashes: Sequence[int]) -> int:
+    edges, keys = known[0], known[1][place]
+    unknown = 0
+    for child in hashes:
+        key = keys.pop(child, None)
+        if key is None:
+            unknown += 1
+            continue
+        edges[key][1].remove(place)
+        if not edges[key][1]:
+            del edges[key]
+    return unknown
+
+
+@given(st.lists(STEPS, max_size=12))
+def test_the_host_index_does_with_any_stream_what_the_plain_rule_says(steps: list[Any]) -> None:
+    index = HostIndex(PLACES)
+    known: Edges = ({}, [{} for _ in range(PLACES)])
+    for what, where, *more in steps:
+        if what == "store":
+            parent, run_ = more
+            refused = index.store_at(where, parent, *map(list, zip(*run_, strict=True)))
+            assert list(bits(refused)) == [one for one in bits(where) if not plain_store(known, one, parent, run_)]
+        elif what == "remove":
+            assert index.remove_at(where, *more) == sum(plain_remove(known, one, *more) for one in bits(where))
+        else:
+            index.clear(where)
+            plain_remove(known, where, list(known[1][where]))
+        index.check()
+        for place in range(PLACES):
+            assert index.hashes(place) == known[1][place].keys()
+        assert {key: (edge.child, set(bits(edge.places))) for key, edge in index._edges.items()} == known[0]
+
+
+# -- a shared pool: every rank tells its changes, in their order and in the same words, as soon as it hears of them
+
+LOOKS = st.lists(st.integers(0, PLACES), max_size=40)
+CHANGES = st.lists(st.tuples(st.booleans(), PREFIXES), min_size=1, max_size=8)
+
+
+@given(CHANGES, CHANGES, LOOKS)
+def test_it_does_not_matter_when_a_router_looks(shared: list[Any], private: list[Any], steps: list[int]) -> None:
+    """``steps``: who tells its next event; the last number is a look, which lets one of two pools apply all it has."""
+    told = [change(0, *one) for one in shared]
+    told += told[::2]  # the same words once more
+    streams = [[attrs.evolve(event, worker=place) for event in told] for place in range(PLACES)]
+    streams[0] += [change(0, *one) for one in private]
+    streams[1][1:1] = [cleared(1)]
+    now_and_then, at_once = pool(PLACES), pool(PLACES)
+    for step in (*steps, *(place for place in range(PLACES) for _ in streams[place])):
+        if step == PLACES:
+            now_and_then.check()
+        elif streams[step]:
+            event = streams[step].pop(0)
+            now_and_then.apply(event)
+            at_once.apply(event)
+            at_once.check()
+    for number in range(32):
+        prompt = request(0, tuple(number >> bit & 1 for bit in range(5)))
+        assert now_and_then.overlap(prompt) == at_once.overlap(prompt)
+    for place in range(PLACES):
+        assert now_and_then.believed(place, Tier.HOST_PINNED) == at_once.believed(place, Tier.HOST_PINNED)
+
+
+def change(worker: int, is_store: bool, ids: tuple[int, ...]) -> KvEvent:
+    return stored(worker, ids, tier=HOST) if is_store else removed(worker, ids, *range(len(ids)), tier=HOST)
+
+
+def test_what_is_told_without_a_look_does_not_pile_up() -> None:
+    watched = pool(1)
+    event = stored(0, (1, 2))
+    for _ in range(10_000):
+        watched.apply(event)
+    assert len(watched._noted) < 5_000
+    assert watched.overlap(request(0, (1, 2))).device == [2]
+
+
 class TestLookUp:
     def test_places_of_different_depth_walk_on_together_once_they_meet(self) -> None:
         watched = pool(3)
@@ -366,7 +468,8 @@ class TestLookUp:
         index.remove(0, chain.sequence_hashes[:1])
         index.clear(1)
         for place in range(2):
-            host.remove(place, reversed(chain.sequence_hashes))
+            host.remove(place, chain.sequence_hashes[::-1])
         assert not index._root.children
         assert not host._edges
+        assert not host._children
         assert [index.blocks(place) + host.blocks(place) for place in range(2)] == [0, 0]
