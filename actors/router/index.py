@@ -34,17 +34,27 @@ Front = tuple[int, int, int | None]
 """(places, depth, hash): these places (a bit set) hold ``depth`` leading blocks, the last of which has this hash."""
 
 
-class _Node:
-    """A block with its prefix. ``places``: bit set of those that hold it; ``block_hash``: the first one given to it."""
+_MAX_RUN = 64
+"""Blocks of a run in the tree; a bound on the work of looking for one in it."""
 
-    __slots__ = ("block_hash", "children", "places", "tokens_hash", "up")
 
-    def __init__(self, block_hash: int | None, tokens_hash: int, up: _Node | None) -> None:
-        self.block_hash = block_hash
-        self.tokens_hash = tokens_hash
+class _Run:
+    """Blocks that follow one another, all held by the same places; no two have the same hash.
+
+    Attributes:
+        block_hashes: the first hash that was given to each block. ``tokens_hashes``: of the same blocks.
+        places: bit set of those that hold them.
+        up: the run before it, None for the root. ``children``: runs that follow, by their first tokens hash.
+    """
+
+    __slots__ = ("block_hashes", "children", "places", "tokens_hashes", "up")
+
+    def __init__(self, block_hashes: list[int], tokens_hashes: list[int], places: int, up: _Run | None) -> None:
+        self.block_hashes = block_hashes
+        self.tokens_hashes = tokens_hashes
+        self.places = places
         self.up = up
-        self.places = 0
-        self.children: dict[int, _Node] = {}
+        self.children: dict[int, _Run] = {}
 
 
 class DeviceIndex:
@@ -62,8 +72,8 @@ class DeviceIndex:
 
     def __init__(self, places: int) -> None:
         self._all = (1 << places) - 1
-        self._root = _Node(None, 0, None)
-        self._handles: list[dict[int, _Node]] = [{} for _ in range(places)]
+        self._root = _Run([], [], 0, None)
+        self._handles: list[dict[int, _Run]] = [{} for _ in range(places)]
 
     def blocks(self, place: int) -> int:
         """Handles that a place has; blocks it holds, unless it uses hashes of its own."""
@@ -74,20 +84,42 @@ class DeviceIndex:
         return self._handles[place].keys()
 
     def store(self, place: int, parent: int | None, block_hashes: Sequence[int], tokens_hashes: Sequence[int]) -> bool:
-        """A run of blocks became resident. False, and nothing is changed, if this place does not know ``parent``."""
+        """A run of blocks became resident. False, and nothing is changed, if this place does not know ``parent``.
+
+        Raises: ValueError if there are not as many tokens hashes as blocks.
+        """
+        end = len(block_hashes)
+        if len(tokens_hashes) != end:
+            raise ValueError(f"{end} block hashes with {len(tokens_hashes)} tokens hashes")
         handles = self._handles[place]
-        node = self._root if parent is None else handles.get(parent)
-        if node is None:
-            return False
+        run = self._root
+        at = 0
+        if parent is not None:
+            found = handles.get(parent)
+            if found is None:
+                return False
+            run = found
+            at = _position(run, parent) + 1
         bit = 1 << place
-        for block_hash, tokens_hash in zip(block_hashes, tokens_hashes, strict=True):
-            child = node.children.get(tokens_hash)
-            if child is None:
-                child = node.children[tokens_hash] = _Node(block_hash, tokens_hash, node)
-            child.places |= bit
-            if child.block_hash == block_hash:
-                handles[block_hash] = child
-            node = child
+        hashes, tokens = list(block_hashes), list(tokens_hashes)
+        start = 0
+        while start < end:
+            if at == len(run.tokens_hashes):
+                child = run.children.get(tokens[start])
+                if child is None:
+                    self._grow(place, run, hashes[start:], tokens[start:])
+                    return True
+                run, at = child, 0
+            count = _common(run.tokens_hashes, at, tokens, start)
+            if not count or (not run.places & bit and count < len(run.tokens_hashes)):
+                self._split(run, at + count)
+            if count:
+                run.places |= bit
+                for known, block_hash in zip(run.block_hashes[at : at + count], hashes[start:], strict=False):
+                    if known == block_hash:
+                        handles[block_hash] = run
+            at += count
+            start += count
         return True
 
     def remove(self, place: int, block_hashes: Iterable[int]) -> int:
@@ -96,80 +128,150 @@ class DeviceIndex:
         bit = 1 << place
         unknown = 0
         for block_hash in block_hashes:
-            node = handles.get(block_hash)
-            if node is None:
+            run = handles.get(block_hash)
+            if run is None:
                 unknown += 1
                 continue
-            if node.children:
-                self._drop(node, place)
+            if run.block_hashes[-1] == block_hash and run.places == bit and not run.children:
+                del handles[block_hash], run.block_hashes[-1]
+                tokens_hash = run.tokens_hashes.pop()
+                if run.tokens_hashes:
+                    continue
             else:
-                node.places ^= bit
-                del handles[block_hash]
-            if node.places == 0 and node.up is not None:
-                del node.up.children[node.tokens_hash]
+                at = _position(run, block_hash)
+                if at:
+                    run = self._split(run, at)
+                self._drop(run, place)
+                if run.places:
+                    continue
+                tokens_hash = run.tokens_hashes[0]
+            if run.up is not None:
+                del run.up.children[tokens_hash]
         return unknown
 
     def clear(self, place: int) -> None:
         """A place holds nothing any more."""
-        for node in list(self._root.children.values()):
-            if node.places >> place & 1:
-                self._drop(node, place)
-                if node.places == 0:
-                    del self._root.children[node.tokens_hash]
+        for run in list(self._root.children.values()):
+            if run.places >> place & 1:
+                self._drop(run, place)
+                if run.places == 0:
+                    del self._root.children[run.tokens_hashes[0]]
         self._handles[place].clear()
 
     def fronts(self, tokens_hashes: Sequence[int]) -> list[Front]:
         """How far each place gets along a prompt: fronts of rising depth that together name every place once."""
         found: list[Front] = []
+        prompt = list(tokens_hashes)
         alive = self._all
-        node = self._root
+        run = self._root
+        block_hash: int | None = None
         depth = 0
-        for tokens_hash in tokens_hashes:
-            child = node.children.get(tokens_hash)
+        while depth < len(prompt):
+            child = run.children.get(prompt[depth])
             if child is None:
                 break
             still = alive & child.places
             if still != alive:
-                found.append((alive ^ still, depth, node.block_hash))
+                found.append((alive ^ still, depth, block_hash))
                 alive = still
                 if not still:
                     return found
-            node = child
-            depth += 1
-        found.append((alive, depth, node.block_hash))
+            run = child
+            count = _common(run.tokens_hashes, 0, prompt, depth)
+            depth += count
+            block_hash = run.block_hashes[count - 1]
+            if count < len(run.tokens_hashes):
+                break
+        found.append((alive, depth, block_hash))
         return found
 
     def check(self) -> None:
         """Raises: InvariantViolation if the tree contradicts itself."""
         stack = [self._root]
         while stack:
-            node = stack.pop()
-            for tokens_hash, child in node.children.items():
-                if child.tokens_hash != tokens_hash or child.up is not node:
-                    raise InvariantViolation(f"device index: block {child.block_hash} hangs in the wrong place")
-                if not child.places or (node is not self._root and child.places & ~node.places):
-                    raise InvariantViolation(f"device index: block {child.block_hash} is held without its parent")
+            run = stack.pop()
+            for tokens_hash, child in run.children.items():
+                hashes = child.block_hashes
+                if not 0 < len(set(hashes)) == len(hashes) == len(child.tokens_hashes) <= _MAX_RUN:
+                    raise InvariantViolation(f"device index: a run of blocks {hashes}")
+                if child.tokens_hashes[0] != tokens_hash or child.up is not run:
+                    raise InvariantViolation(f"device index: block {hashes[0]} hangs in the wrong place")
+                if not child.places or (run is not self._root and child.places & ~run.places):
+                    raise InvariantViolation(f"device index: block {hashes[0]} is held without its parent")
                 stack.append(child)
         for place, handles in enumerate(self._handles):
-            for block_hash, node in handles.items():
-                if node.block_hash != block_hash or not node.places >> place & 1:
+            for block_hash, run in handles.items():
+                if block_hash not in run.block_hashes or not run.places >> place & 1:
                     raise InvariantViolation(f"device index: place {place} has a handle {block_hash} for nothing")
 
-    def _drop(self, node: _Node, place: int) -> None:
-        """Take a place off a node and everything below it."""
+    def _grow(self, place: int, run: _Run, block_hashes: list[int], tokens_hashes: list[int]) -> None:
+        """Blocks that nobody holds follow the last one of a run, or the root."""
         bit = 1 << place
         handles = self._handles[place]
-        stack = [node]
+        start = 0
+        end = len(block_hashes)
+        if run.places == bit and not run.children:  # so it is not the root
+            while start < end and len(run.block_hashes) < _MAX_RUN and block_hashes[start] not in run.block_hashes:
+                handles[block_hashes[start]] = run
+                run.block_hashes.append(block_hashes[start])
+                run.tokens_hashes.append(tokens_hashes[start])
+                start += 1
+        while start < end:
+            hashes = block_hashes[start : start + _MAX_RUN]
+            if len(set(hashes)) < len(hashes):
+                del hashes[1:]
+            run, up = _Run(hashes, tokens_hashes[start : start + len(hashes)], bit, run), run
+            up.children[tokens_hashes[start]] = run
+            handles.update(dict.fromkeys(hashes, run))
+            start += len(hashes)
+
+    def _split(self, run: _Run, at: int) -> _Run:
+        """Let a run end before its block ``at``. Returns the rest."""
+        rest = _Run(run.block_hashes[at:], run.tokens_hashes[at:], run.places, run)
+        rest.children, run.children = run.children, {rest.tokens_hashes[0]: rest}
+        for child in rest.children.values():
+            child.up = rest
+        del run.block_hashes[at:], run.tokens_hashes[at:]
+        for place in bits(run.places):
+            handles = self._handles[place]
+            for block_hash in rest.block_hashes:
+                if handles.get(block_hash) is run:
+                    handles[block_hash] = rest
+        return rest
+
+    def _drop(self, run: _Run, place: int) -> None:
+        """Take a place off a run and everything below it."""
+        bit = 1 << place
+        handles = self._handles[place]
+        stack = [run]
         while stack:
-            node = stack.pop()
-            node.places ^= bit
-            if node.block_hash is not None and handles.get(node.block_hash) is node:
-                del handles[node.block_hash]
-            for child in list(node.children.values()):
+            run = stack.pop()
+            run.places ^= bit
+            for block_hash in run.block_hashes:
+                if handles.get(block_hash) is run:
+                    del handles[block_hash]
+            for child in list(run.children.values()):
                 if child.places & bit:
                     stack.append(child)
                     if child.places == bit:
-                        del node.children[child.tokens_hash]
+                        del run.children[child.tokens_hashes[0]]
+
+
+def _position(run: _Run, block_hash: int) -> int:
+    """Where in a run a block is."""
+    hashes = run.block_hashes
+    return len(hashes) - 1 if hashes[-1] == block_hash else hashes.index(block_hash)
+
+
+def _common(left: list[int], left_start: int, right: list[int], right_start: int) -> int:
+    """How many entries two lists have in common, from there on."""
+    count = min(len(left) - left_start, len(right) - right_start)
+    if left[left_start : left_start + count] == right[right_start : right_start + count]:
+        return count
+    for idx in range(count):
+        if left[left_start + idx] != right[right_start + idx]:
+            return idx
+    return count
 
 
 _Key = tuple[int | None, int]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import pytest
@@ -16,6 +18,7 @@ from router_values import BLOCK, chain_of, cleared, pool, removed, request, stor
 
 from g2sim.actors.kv.blocks import BlockChain
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
+from g2sim.actors.router import index as index_module
 from g2sim.actors.router.index import DeviceIndex, HostIndex, bits
 from g2sim.actors.router.policy import KvEvent
 from g2sim.actors.router.pool import Pool, WorkerState
@@ -77,14 +80,15 @@ class TestRefusals:
         assert watched.overlap(request(0, (0, 1))).device == [0]
 
     def test_lists_of_different_lengths_are_a_bug_of_the_caller(self) -> None:
-        with pytest.raises(ValueError, match="zip"):
+        with pytest.raises(ValueError, match="2 block hashes with 1 tokens hashes"):
             DeviceIndex(1).store(0, None, [1, 2], [1])
 
     def test_check_finds_a_block_without_its_parent(self) -> None:
         index = DeviceIndex(2)
         index.store(0, None, [100, 101], [0, 1])
+        index.store(1, None, [100], [0])
         index.check()
-        index._root.children[0].children[1].places = 0b10
+        index._root.children[0].places = 0b10
         with pytest.raises(InvariantViolation, match="without its parent"):
             index.check()
         host = HostIndex(1)
@@ -324,10 +328,10 @@ TestIndexAgainstModel.settings = settings(max_examples=60, stateful_step_count=2
 Edges = tuple[dict[tuple[int | None, int], tuple[int, set[int]]], list[dict[int, tuple[int | None, int]]]]
 """(parent, tokens hash) -> (child, its places); and for each place: child -> its edge there."""
 
-RUNS = st.lists(st.tuples(st.integers(100, 103), st.integers(0, 1)), min_size=1, max_size=4)
+RUNS = st.lists(st.tuples(st.integers(100, 105), st.integers(0, 1)), min_size=1, max_size=4)
 STEPS = st.one_of(
     st.tuples(st.just("store"), st.integers(1, 2**PLACES - 1), st.sampled_from([None, 100, 101]), RUNS),
-    st.tuples(st.just("remove"), st.integers(1, 2**PLACES - 1), st.lists(st.integers(100, 103), min_size=1)),
+    st.tuples(st.just("remove"), st.integers(1, 2**PLACES - 1), st.lists(st.integers(100, 105), min_size=1)),
     st.tuples(st.just("clear"), st.integers(0, PLACES - 1)),
 )
 
@@ -376,6 +380,86 @@ def test_the_host_index_does_with_any_stream_what_the_plain_rule_says(steps: lis
         for place in range(PLACES):
             assert index.hashes(place) == known[1][place].keys()
         assert {key: (edge.child, set(bits(edge.places))) for key, edge in index._edges.items()} == known[0]
+
+
+Paths = dict[tuple[int, ...], tuple[int, set[int]]]
+"""Path of tokens hashes -> (first hash of its last block, places that hold it)."""
+
+DEVICE_STEPS = st.one_of(
+    st.tuples(st.just("store"), st.integers(0, PLACES - 1), st.sampled_from([None, *range(100, 106)]), RUNS),
+    st.tuples(st.just("remove"), st.integers(0, PLACES - 1), st.lists(st.integers(100, 105), min_size=1)),
+    st.tuples(st.just("clear"), st.integers(0, PLACES - 1)),
+)
+
+
+class PlainTree:
+    """Block by block; ``handles``: for each place, block hash -> path."""
+
+    def __init__(self) -> None:
+        self.nodes: Paths = {}
+        self.handles: list[dict[int, tuple[int, ...]]] = [{} for _ in range(PLACES)]
+
+    def store(self, place: int, parent: int | None, run_: Sequence[tuple[int, int]]) -> bool:
+        handles = self.handles[place]
+        if parent is not None and parent not in handles:
+            return False
+        path = () if parent is None else handles[parent]
+        for block_hash, tokens_hash in run_:
+            path = (*path, tokens_hash)
+            first, places = self.nodes.setdefault(path, (block_hash, set()))
+            places.add(place)
+            if first == block_hash:
+                handles[block_hash] = path
+        return True
+
+    def remove(self, place: int, hashes: Sequence[int]) -> int:
+        unknown = 0
+        for block_hash in hashes:
+            top = self.handles[place].get(block_hash)
+            if top is None:
+                unknown += 1
+                continue
+            self.drop(place, top)
+        return unknown
+
+    def drop(self, place: int, top: tuple[int, ...]) -> None:
+        for path, (first, places) in list(self.nodes.items()):
+            if path[: len(top)] != top or place not in places:
+                continue
+            places.remove(place)
+            if self.handles[place].get(first) == path:
+                del self.handles[place][first]
+            if not places:
+                del self.nodes[path]
+
+    def depth(self, place: int, prompt: tuple[int, ...]) -> int:
+        held = (place in self.nodes.get(prompt[:stop], (0, ()))[1] for stop in range(1, len(prompt) + 1))
+        return sum(itertools.takewhile(bool, held))
+
+
+@pytest.mark.parametrize("max_run", [1, 2, 64])
+@given(steps=st.lists(DEVICE_STEPS, max_size=15))
+def test_the_device_index_does_with_any_stream_what_the_plain_rule_says(max_run: int, steps: list[Any]) -> None:
+    index, plain = DeviceIndex(PLACES), PlainTree()
+    with mock.patch.object(index_module, "_MAX_RUN", max_run):
+        for what, place, *more in steps:
+            if what == "store":
+                parent, run_ = more
+                taken = index.store(place, parent, *map(list, zip(*run_, strict=True)))
+                assert taken == plain.store(place, parent, run_)
+            elif what == "remove":
+                assert index.remove(place, *more) == plain.remove(place, *more)
+            else:
+                index.clear(place)
+                plain.drop(place, ())
+                plain.handles[place].clear()
+            index.check()
+            for each in range(PLACES):
+                assert index.hashes(each) == plain.handles[each].keys()
+    for prompt in itertools.product((0, 1), repeat=5):
+        assert depths(index, prompt, PLACES) == [plain.depth(place, prompt) for place in range(PLACES)]
+        for _, depth, block_hash in index.fronts(prompt):
+            assert block_hash == (plain.nodes[prompt[:depth]][0] if depth else None)
 
 
 # -- a shared pool: every rank tells its changes, in their order and in the same words, as soon as it hears of them
