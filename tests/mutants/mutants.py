@@ -184,6 +184,13 @@ MUTANTS = (
         "tests/router",
     ),
     Mutant(
+        "a run of the device tree loses its end for all places when one of them does",
+        INDEX,
+        "== block_hash and run.places == bit and not run.children",
+        "== block_hash and not run.children",
+        "tests/router",
+    ),
+    Mutant(
         "a change that several ranks tell is applied where the first of them told it",
         ROUTER_POOL,
         "if idx > last[place]:",

@@ -505,6 +505,41 @@ def test_what_is_told_without_a_look_does_not_pile_up() -> None:
     assert watched.overlap(request(0, (1, 2))).device == [2]
 
 
+class TestRuns:
+    def test_one_place_loses_the_end_of_a_run_and_the_other_keeps_it(self) -> None:
+        index = DeviceIndex(2)
+        for place in range(2):
+            index.store(place, None, [100, 101, 102], [0, 1, 2])
+        assert index.remove(0, [102, 101]) == 0
+        index.check()
+        assert depths(index, [0, 1, 2], 2) == [1, 3]
+        assert index.store(1, 101, [103], [3])
+        assert depths(index, [0, 1, 3], 2) == [1, 3]
+
+    def test_a_run_that_is_cut_gives_no_handles_to_a_place_that_had_none(self) -> None:
+        index = DeviceIndex(2)
+        index.store(0, None, [100, 101, 102], [0, 1, 2])
+        index.store(1, None, [500, 501, 502], [0, 1, 2])
+        assert index.remove(0, [101]) == 0
+        assert depths(index, [0, 1, 2], 2) == [1, 3]
+        assert index.remove(1, [102]) == 1
+        assert index.blocks(1) == 0
+
+    def test_a_prompt_of_many_runs_is_found_whole_and_up_to_where_it_differs(self) -> None:
+        index = DeviceIndex(1)
+        chain = chain_of(range(500))
+        index.store(0, None, chain.sequence_hashes[:200], chain.tokens_hashes[:200])
+        for at in range(200, 500):
+            index.store(0, chain.sequence_hashes[at - 1], [chain.sequence_hashes[at]], [chain.tokens_hashes[at]])
+        index.check()
+        for stop in (0, 1, 63, 64, 65, 300, 499, 500):
+            prompt = [*chain.tokens_hashes[:stop], 7, 7]
+            assert index.fronts(prompt) == [(1, stop, chain.sequence_hashes[stop - 1] if stop else None)]
+        assert index.remove(0, chain.sequence_hashes[:100:-1]) == 0
+        index.check()
+        assert (depths(index, chain.tokens_hashes, 1), index.blocks(0)) == ([101], 101)
+
+
 class TestLookUp:
     def test_places_of_different_depth_walk_on_together_once_they_meet(self) -> None:
         watched = pool(3)
