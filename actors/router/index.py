@@ -310,14 +310,20 @@ class HostIndex:
     def __init__(self, places: int) -> None:
         self._edges: dict[_Key, _Edge] = {}
         self._children: dict[int, _Edge] = {}
+        # What a place holds is kept for those of which it has been asked: a router never asks.
+        self._asked = 0
         self._held: list[set[int]] = [set() for _ in range(places)]
 
     def blocks(self, place: int) -> int:
         """Blocks that a place holds."""
-        return len(self._held[place])
+        return len(self.hashes(place))
 
     def hashes(self, place: int) -> AbstractSet[int]:
         """Those blocks; a view, which follows what happens."""
+        bit = 1 << place
+        if not self._asked & bit:
+            self._asked |= bit
+            self._held[place].update(edge.child for edge in self._edges.values() if edge.places & bit)
         return self._held[place]
 
     def store(self, place: int, parent: int | None, block_hashes: Sequence[int], tokens_hashes: Sequence[int]) -> bool:
@@ -356,28 +362,27 @@ class HostIndex:
     def remove_at(self, places: int, block_hashes: Sequence[int]) -> int:
         """``remove`` for each of ``places``. Returns how many hashes were unknown, added up."""
         edges, children = self._edges, self._children
+        unknown = len(block_hashes) * places.bit_count()
         for block_hash in block_hashes:
             edge = children.get(block_hash)
             if edge is None:
                 continue
             if edge.other is not None:
-                self._remove_any(places, edge)
+                unknown -= self._remove_any(places, edge)
                 continue
-            edge.places ^= edge.places & places
+            leaving = edge.places & places
+            unknown -= leaving.bit_count()
+            edge.places ^= leaving
             if not edge.places:
                 del edges[edge.key]
                 del children[block_hash]
-        unknown = 0
-        for place in bits(places):
-            held = self._held[place]
-            unknown += len(block_hashes) - len(held)
-            held.difference_update(block_hashes)
-            unknown += len(held)
+        for place in bits(places & self._asked):
+            self._held[place].difference_update(block_hashes)
         return unknown
 
     def clear(self, place: int) -> None:
         """A place holds nothing any more."""
-        self.remove(place, tuple(self._held[place]))
+        self.remove(place, tuple(self.hashes(place)))
 
     def extend(self, fronts: Iterable[Front], tokens_hashes: Sequence[int], extension: list[int]) -> None:
         """Go on where ``fronts`` (of rising depth) end; add to ``extension`` what each place gains.
@@ -439,20 +444,23 @@ class HostIndex:
                     if edge.child != child or child in held[place]:
                         raise InvariantViolation(f"host index: place {place} holds {child} twice")
                     held[place].add(child)
-        if held != self._held:
+        if any(self._asked >> place & 1 and held[place] != kept for place, kept in enumerate(self._held)):
             raise InvariantViolation("host index: an edge has owners that do not hold its block")
         if edges != self._edges or not all(edge.places for edge in edges.values()):
             raise InvariantViolation("host index: an edge that no place holds")
 
     def _hold(self, places: int, block_hashes: Sequence[int]) -> None:
-        for place in bits(places):
+        for place in bits(places & self._asked):
             self._held[place].update(block_hashes)
 
-    def _remove_any(self, places: int, first: _Edge) -> None:
-        """Take places off all edges with one child."""
+    def _remove_any(self, places: int, first: _Edge) -> int:
+        """Take places off all edges with one child. Returns how many of them held it."""
         left: _Edge | None = None
+        known = 0
         for edge in _all_of(first):
-            edge.places ^= edge.places & places
+            leaving = edge.places & places
+            known += leaving.bit_count()
+            edge.places ^= leaving
             if edge.places:
                 edge.other, left = left, edge
             else:
@@ -461,6 +469,7 @@ class HostIndex:
             del self._children[first.child]
         else:
             self._children[first.child] = left
+        return known
 
 
 def _all_of(edge: _Edge | None) -> list[_Edge]:

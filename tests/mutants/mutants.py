@@ -179,7 +179,7 @@ MUTANTS = (
     Mutant(
         "a cleared rank keeps its keys in the index of the host tier",
         INDEX,
-        "        self.remove(place, tuple(self._held[place]))\n",
+        "        self.remove(place, tuple(self.hashes(place)))\n",
         "        pass\n",
         "tests/router",
     ),

@@ -93,6 +93,7 @@ class TestRefusals:
             index.check()
         host = HostIndex(1)
         host.store(0, None, [100], [0])
+        assert host.hashes(0) == {100}
         host._held[0].clear()
         with pytest.raises(InvariantViolation, match="owners"):
             host.check()
@@ -362,8 +363,9 @@ def plain_remove(known: Edges, place: int, hashes: Sequence[int]) -> int:
     return unknown
 
 
-@given(st.lists(STEPS, max_size=12))
-def test_the_host_index_does_with_any_stream_what_the_plain_rule_says(steps: list[Any]) -> None:
+@given(st.lists(STEPS, max_size=12), st.integers(0, PLACES))
+def test_the_host_index_does_with_any_stream_what_the_plain_rule_says(steps: list[Any], looked: int) -> None:
+    """``looked``: how many places are asked for their blocks all the time; the others are at the end."""
     index = HostIndex(PLACES)
     known: Edges = ({}, [{} for _ in range(PLACES)])
     for what, where, *more in steps:
@@ -377,9 +379,10 @@ def test_the_host_index_does_with_any_stream_what_the_plain_rule_says(steps: lis
             index.clear(where)
             plain_remove(known, where, list(known[1][where]))
         index.check()
-        for place in range(PLACES):
+        for place in range(looked):
             assert index.hashes(place) == known[1][place].keys()
         assert {key: (edge.child, set(bits(edge.places))) for key, edge in index._edges.items()} == known[0]
+    assert [index.blocks(place) for place in range(PLACES)] == [len(keys) for keys in known[1]]
 
 
 Paths = dict[tuple[int, ...], tuple[int, set[int]]]
