@@ -327,7 +327,7 @@ class RouterActor:
             )
             port.publish(end)
             return RankIsRefused()
-        if decision.why is not None:
+        if decision.why is not None and port.hears(PlacementWeighed):
             port.publish(weighed(decision.why, decision.request, pool, self.state.policy.name))
         port.publish(self._placed(decision))
         if self._sync is not None:

@@ -7,15 +7,20 @@ Refuses to know: policies, and the bus.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, KeysView, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
 
 from g2sim.actors.config import TieBreak, WorkerRole
 from g2sim.actors.kv.blocks import BlockChain
-from g2sim.actors.kv.events import BlocksRemoved, BlocksStored, Tier
+from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
 from g2sim.actors.router.index import DeviceIndex, HostIndex, Overlap, bits
 from g2sim.actors.router.loads import LoadTracker
 from g2sim.actors.router.policy import Candidate, KvEvent, Placement, RoutedRequest
 from g2sim.bus.streams import RandomStream
+
+_MAX_NOTED = 4096
+"""KV events that wait to be applied; a bound on memory."""
 
 
 class WorkerState(enum.Enum):
@@ -64,6 +69,7 @@ class Pool:
         self.loads = LoadTracker(len(self.places))
         self._device = DeviceIndex(len(self.places))
         self._host = HostIndex(len(self.places))
+        self._noted: list[KvEvent] = []
         self._states = [WorkerState.READY] * workers
 
     def blank(self) -> Pool:
@@ -106,6 +112,7 @@ class Pool:
 
     def overlap_of(self, chain: BlockChain) -> Overlap:
         """Where a chain of blocks is believed to be, from its first block on."""
+        self._catch_up()
         hashes = chain.tokens_hashes
         fronts = self._device.fronts(hashes)
         overlap = Overlap([0] * len(self.places), [0] * len(self.places))
@@ -137,29 +144,22 @@ class Pool:
 
     # -- for the router
 
-    def apply(self, event: KvEvent) -> None:
-        """Take note of a KV event of one of the pool's ranks. What contradicts the index is dropped, as Dynamo does."""
-        place = event.worker * self.dp_size + event.dp_rank
-        if isinstance(event, BlocksStored):
-            hashes = event.block_hashes
-            if event.parent_hash not in hashes and len(set(hashes)) == len(hashes):
-                self._tier(event.tier).store(place, event.parent_hash, hashes, event.token_hashes)
-        elif isinstance(event, BlocksRemoved):
-            self._tier(event.tier).remove(place, event.block_hashes)
-        else:
-            if event.tier != Tier.HOST_PINNED:
-                self._device.clear(place)
-            if event.tier != Tier.DEVICE:
-                self._host.clear(place)
+    def apply(self, *events: KvEvent) -> None:
+        """Take note of KV events of the pool's ranks. What contradicts the index is dropped, as Dynamo does."""
+        self._noted.extend(events)
+        if len(self._noted) > _MAX_NOTED:
+            self._catch_up()
 
-    def believed(self, place: int, tier: Tier) -> KeysView[int]:
+    def believed(self, place: int, tier: Tier) -> AbstractSet[int]:
         """Hashes of the blocks that a rank is believed to hold."""
+        self._catch_up()
         return self._tier(tier).hashes(place)
 
     def set_state(self, worker: int, state: WorkerState) -> None:
         """A worker became ready, drains or is gone; what was known of one that is gone is forgotten."""
         self._states[worker] = state
         if state is WorkerState.REMOVED:
+            self._catch_up()
             for dp_rank in range(self.dp_size):
                 place = worker * self.dp_size + dp_rank
                 self._device.clear(place)
@@ -168,9 +168,53 @@ class Pool:
 
     def check(self) -> None:
         """Raises: InvariantViolation if a part contradicts itself."""
+        self._catch_up()
         self._device.check()
         self._host.check()
         self.loads.check()
+
+    def _catch_up(self) -> None:
+        """Apply what was noted: device events one by one, host events as changes of all ranks that tell the same.
+
+        Each rank's events stay in order. Those of different ranks do not depend on each other in the host tier, as
+        block hashes follow from prefixes.
+        """
+        if not self._noted:
+            return
+        noted, self._noted = self._noted, []
+        changes: list[tuple[KvEvent, int]] = []
+        found: dict[Any, int] = {}
+        last = [-1] * len(self.places)
+        for event in noted:
+            place = event.worker * self.dp_size + event.dp_rank
+            if isinstance(event, BlocksCleared):
+                if event.tier != Tier.HOST_PINNED:
+                    self._device.clear(place)
+                if event.tier == Tier.DEVICE:
+                    continue
+            elif event.tier == Tier.DEVICE:
+                if isinstance(event, BlocksRemoved):
+                    self._device.remove(place, event.block_hashes)
+                elif _is_sane(event):
+                    self._device.store(place, event.parent_hash, event.block_hashes, event.token_hashes)
+                continue
+            change = _identity(event)
+            idx = found.get(change, -1)
+            if idx > last[place]:
+                changes[idx] = event, changes[idx][1] | 1 << place
+            else:
+                idx = found[change] = len(changes)
+                changes.append((event, 1 << place))
+            last[place] = idx
+        for event, places in changes:
+            if isinstance(event, BlocksStored):
+                if _is_sane(event):
+                    self._host.store_at(places, event.parent_hash, event.block_hashes, event.token_hashes)
+            elif isinstance(event, BlocksRemoved):
+                self._host.remove_at(places, event.block_hashes)
+            else:
+                for place in bits(places):
+                    self._host.clear(place)
 
     def _tier(self, tier: str) -> DeviceIndex | HostIndex:
         return self._device if tier == Tier.DEVICE else self._host
@@ -185,3 +229,16 @@ class Pool:
             loads.blocks_with(place, request.chain.sequence_hashes),
             loads.requests[place],
         )
+
+
+def _is_sane(run: BlocksStored) -> bool:
+    """Whether no block of a run comes twice or is its own parent."""
+    hashes = run.block_hashes
+    return run.parent_hash not in hashes and len(set(hashes)) == len(hashes)
+
+
+def _identity(event: KvEvent) -> Any:
+    """Equal for events of the same change, of which the ranks of a shared pool tell in the same words."""
+    if isinstance(event, BlocksStored):
+        return event.parent_hash, id(event.block_hashes), id(event.token_hashes)
+    return id(event.block_hashes) if isinstance(event, BlocksRemoved) else id(event)

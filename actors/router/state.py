@@ -110,8 +110,7 @@ class RouterState:
 
     def observe(self, events: Sequence[KvEvent], now_ms: float) -> list[Decision]:
         """KV events of the pool's ranks became known."""
-        for event in events:
-            self.pool.apply(event)
+        self.pool.apply(*events)
         return self._released("observe", None, now_ms, self.policy.observe, events)
 
     @property

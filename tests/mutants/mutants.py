@@ -29,6 +29,7 @@ class Mutant:
 POOL, DEVICE, RANK = "actors/host_pool/pool.py", "actors/worker/device_pool.py", "actors/worker/rank.py"
 WORKER, HANDOFF, INDEX = "actors/worker/actor.py", "actors/handoff/actor.py", "actors/router/index.py"
 RECENCY = "actors/host_pool/recency.py"
+ROUTER_POOL = "actors/router/pool.py"
 KERNEL, LINKS = "bus/kernel.py", "actors/host_pool/transfers.py"
 FEED, RECOVERY, LINE = "actors/router/feed.py", "actors/router/recovery.py", "actors/router/line.py"
 
@@ -185,8 +186,22 @@ MUTANTS = (
     Mutant(
         "a cleared rank keeps its keys in the index of the host tier",
         INDEX,
-        "        self._keys[place].clear()\n",
+        "        self.remove(place, tuple(self.hashes(place)))\n",
         "        pass\n",
+        "tests/router",
+    ),
+    Mutant(
+        "a run of the device tree loses its end for all places when one of them does",
+        INDEX,
+        "== block_hash and run.places == bit and not run.children",
+        "== block_hash and not run.children",
+        "tests/router",
+    ),
+    Mutant(
+        "a change that several ranks tell is applied where the first of them told it",
+        ROUTER_POOL,
+        "if idx > last[place]:",
+        "if idx >= 0:",
         "tests/router",
     ),
     Mutant(

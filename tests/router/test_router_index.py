@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from router_values import BLOCK, chain_of, cleared, pool, removed, request, stored, who
 
 from g2sim.actors.kv.blocks import BlockChain
-from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored
+from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
+from g2sim.actors.router import index as index_module
 from g2sim.actors.router.index import DeviceIndex, HostIndex, bits
 from g2sim.actors.router.policy import KvEvent
 from g2sim.actors.router.pool import Pool, WorkerState
@@ -77,19 +80,21 @@ class TestRefusals:
         assert watched.overlap(request(0, (0, 1))).device == [0]
 
     def test_lists_of_different_lengths_are_a_bug_of_the_caller(self) -> None:
-        with pytest.raises(ValueError, match="zip"):
+        with pytest.raises(ValueError, match="2 block hashes with 1 tokens hashes"):
             DeviceIndex(1).store(0, None, [1, 2], [1])
 
     def test_check_finds_a_block_without_its_parent(self) -> None:
         index = DeviceIndex(2)
         index.store(0, None, [100, 101], [0, 1])
+        index.store(1, None, [100], [0])
         index.check()
-        index._root.children[0].children[1].places = 0b10
+        index._root.children[0].places = 0b10
         with pytest.raises(InvariantViolation, match="without its parent"):
             index.check()
         host = HostIndex(1)
         host.store(0, None, [100], [0])
-        host._keys[0].clear()
+        assert host.hashes(0) == {100}
+        host._held[0].clear()
         with pytest.raises(InvariantViolation, match="owners"):
             host.check()
 
@@ -319,6 +324,225 @@ TestIndexAgainstModel = IndexAgainstModel.TestCase
 TestIndexAgainstModel.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
+# -- any stream at all, against the rule said plainly: a hash may follow any other, on any place
+
+Edges = tuple[dict[tuple[int | None, int], tuple[int, set[int]]], list[dict[int, tuple[int | None, int]]]]
+"""(parent, tokens hash) -> (child, its places); and for each place: child -> its edge there."""
+
+RUNS = st.lists(st.tuples(st.integers(100, 105), st.integers(0, 1)), min_size=1, max_size=4)
+STEPS = st.one_of(
+    st.tuples(st.just("store"), st.integers(1, 2**PLACES - 1), st.sampled_from([None, 100, 101]), RUNS),
+    st.tuples(st.just("remove"), st.integers(1, 2**PLACES - 1), st.lists(st.integers(100, 105), min_size=1)),
+    st.tuples(st.just("clear"), st.integers(0, PLACES - 1)),
+)
+
+
+def plain_store(known: Edges, place: int, parent: int | None, run_: Sequence[tuple[int, int]]) -> bool:
+    edges, keys = known[0], known[1][place]
+    for child, tokens_hash in run_:
+        key = (parent, tokens_hash)
+        if keys.get(child, key) != key or edges.get(key, (child,))[0] != child:
+            return False
+        edges.setdefault(key, (child, set()))[1].add(place)
+        keys[child] = key
+        parent = child
+    return True
+
+
+def plain_remove(known: Edges, place: int, hashes: Sequence[int]) -> int:
+    edges, keys = known[0], known[1][place]
+    unknown = 0
+    for child in hashes:
+        key = keys.pop(child, None)
+        if key is None:
+            unknown += 1
+            continue
+        edges[key][1].remove(place)
+        if not edges[key][1]:
+            del edges[key]
+    return unknown
+
+
+@given(st.lists(STEPS, max_size=12), st.integers(0, PLACES))
+def test_the_host_index_does_with_any_stream_what_the_plain_rule_says(steps: list[Any], looked: int) -> None:
+    """``looked``: how many places are asked for their blocks all the time; the others are at the end."""
+    index = HostIndex(PLACES)
+    known: Edges = ({}, [{} for _ in range(PLACES)])
+    for what, where, *more in steps:
+        if what == "store":
+            parent, run_ = more
+            refused = index.store_at(where, parent, *map(list, zip(*run_, strict=True)))
+            assert list(bits(refused)) == [one for one in bits(where) if not plain_store(known, one, parent, run_)]
+        elif what == "remove":
+            assert index.remove_at(where, *more) == sum(plain_remove(known, one, *more) for one in bits(where))
+        else:
+            index.clear(where)
+            plain_remove(known, where, list(known[1][where]))
+        index.check()
+        for place in range(looked):
+            assert index.hashes(place) == known[1][place].keys()
+        assert {key: (edge.child, set(bits(edge.places))) for key, edge in index._edges.items()} == known[0]
+    assert [index.blocks(place) for place in range(PLACES)] == [len(keys) for keys in known[1]]
+
+
+Paths = dict[tuple[int, ...], tuple[int, set[int]]]
+"""Path of tokens hashes -> (first hash of its last block, places that hold it)."""
+
+DEVICE_STEPS = st.one_of(
+    st.tuples(st.just("store"), st.integers(0, PLACES - 1), st.sampled_from([None, *range(100, 106)]), RUNS),
+    st.tuples(st.just("remove"), st.integers(0, PLACES - 1), st.lists(st.integers(100, 105), min_size=1)),
+    st.tuples(st.just("clear"), st.integers(0, PLACES - 1)),
+)
+
+
+class PlainTree:
+    """Block by block; ``handles``: for each place, block hash -> path."""
+
+    def __init__(self) -> None:
+        self.nodes: Paths = {}
+        self.handles: list[dict[int, tuple[int, ...]]] = [{} for _ in range(PLACES)]
+
+    def store(self, place: int, parent: int | None, run_: Sequence[tuple[int, int]]) -> bool:
+        handles = self.handles[place]
+        if parent is not None and parent not in handles:
+            return False
+        path = () if parent is None else handles[parent]
+        for block_hash, tokens_hash in run_:
+            path = (*path, tokens_hash)
+            first, places = self.nodes.setdefault(path, (block_hash, set()))
+            places.add(place)
+            if first == block_hash:
+                handles[block_hash] = path
+        return True
+
+    def remove(self, place: int, hashes: Sequence[int]) -> int:
+        unknown = 0
+        for block_hash in hashes:
+            top = self.handles[place].get(block_hash)
+            if top is None:
+                unknown += 1
+                continue
+            self.drop(place, top)
+        return unknown
+
+    def drop(self, place: int, top: tuple[int, ...]) -> None:
+        for path, (first, places) in list(self.nodes.items()):
+            if path[: len(top)] != top or place not in places:
+                continue
+            places.remove(place)
+            if self.handles[place].get(first) == path:
+                del self.handles[place][first]
+            if not places:
+                del self.nodes[path]
+
+    def depth(self, place: int, prompt: tuple[int, ...]) -> int:
+        held = (place in self.nodes.get(prompt[:stop], (0, ()))[1] for stop in range(1, len(prompt) + 1))
+        return sum(itertools.takewhile(bool, held))
+
+
+@pytest.mark.parametrize("max_run", [1, 2, 64])
+@given(steps=st.lists(DEVICE_STEPS, max_size=15))
+def test_the_device_index_does_with_any_stream_what_the_plain_rule_says(max_run: int, steps: list[Any]) -> None:
+    index, plain = DeviceIndex(PLACES), PlainTree()
+    with mock.patch.object(index_module, "_MAX_RUN", max_run):
+        for what, place, *more in steps:
+            if what == "store":
+                parent, run_ = more
+                taken = index.store(place, parent, *map(list, zip(*run_, strict=True)))
+                assert taken == plain.store(place, parent, run_)
+            elif what == "remove":
+                assert index.remove(place, *more) == plain.remove(place, *more)
+            else:
+                index.clear(place)
+                plain.drop(place, ())
+                plain.handles[place].clear()
+            index.check()
+            for each in range(PLACES):
+                assert index.hashes(each) == plain.handles[each].keys()
+    for prompt in itertools.product((0, 1), repeat=5):
+        assert depths(index, prompt, PLACES) == [plain.depth(place, prompt) for place in range(PLACES)]
+        for _, depth, block_hash in index.fronts(prompt):
+            assert block_hash == (plain.nodes[prompt[:depth]][0] if depth else None)
+
+
+# -- a shared pool: every rank tells its changes, in their order and in the same words, as soon as it hears of them
+
+LOOKS = st.lists(st.integers(0, PLACES), max_size=40)
+CHANGES = st.lists(st.tuples(st.booleans(), PREFIXES), min_size=1, max_size=8)
+
+
+@given(CHANGES, CHANGES, LOOKS)
+def test_it_does_not_matter_when_a_router_looks(shared: list[Any], private: list[Any], steps: list[int]) -> None:
+    """``steps``: who tells its next event; the last number is a look, which lets one of two pools apply all it has."""
+    told = [change(0, *one) for one in shared]
+    told += told[::2]  # the same words once more
+    streams = [[attrs.evolve(event, worker=place) for event in told] for place in range(PLACES)]
+    streams[0] += [change(0, *one) for one in private]
+    streams[1][1:1] = [cleared(1)]
+    now_and_then, at_once = pool(PLACES), pool(PLACES)
+    for step in (*steps, *(place for place in range(PLACES) for _ in streams[place])):
+        if step == PLACES:
+            now_and_then.check()
+        elif streams[step]:
+            event = streams[step].pop(0)
+            now_and_then.apply(event)
+            at_once.apply(event)
+            at_once.check()
+    for number in range(32):
+        prompt = request(0, tuple(number >> bit & 1 for bit in range(5)))
+        assert now_and_then.overlap(prompt) == at_once.overlap(prompt)
+    for place in range(PLACES):
+        assert now_and_then.believed(place, Tier.HOST_PINNED) == at_once.believed(place, Tier.HOST_PINNED)
+
+
+def change(worker: int, is_store: bool, ids: tuple[int, ...]) -> KvEvent:
+    return stored(worker, ids, tier=HOST) if is_store else removed(worker, ids, *range(len(ids)), tier=HOST)
+
+
+def test_what_is_told_without_a_look_does_not_pile_up() -> None:
+    watched = pool(1)
+    event = stored(0, (1, 2))
+    for _ in range(10_000):
+        watched.apply(event)
+    assert len(watched._noted) < 5_000
+    assert watched.overlap(request(0, (1, 2))).device == [2]
+
+
+class TestRuns:
+    def test_one_place_loses_the_end_of_a_run_and_the_other_keeps_it(self) -> None:
+        index = DeviceIndex(2)
+        for place in range(2):
+            index.store(place, None, [100, 101, 102], [0, 1, 2])
+        assert index.remove(0, [102, 101]) == 0
+        index.check()
+        assert depths(index, [0, 1, 2], 2) == [1, 3]
+        assert index.store(1, 101, [103], [3])
+        assert depths(index, [0, 1, 3], 2) == [1, 3]
+
+    def test_a_run_that_is_cut_gives_no_handles_to_a_place_that_had_none(self) -> None:
+        index = DeviceIndex(2)
+        index.store(0, None, [100, 101, 102], [0, 1, 2])
+        index.store(1, None, [500, 501, 502], [0, 1, 2])
+        assert index.remove(0, [101]) == 0
+        assert depths(index, [0, 1, 2], 2) == [1, 3]
+        assert index.remove(1, [102]) == 1
+        assert index.blocks(1) == 0
+
+    def test_a_prompt_of_many_runs_is_found_whole_and_up_to_where_it_differs(self) -> None:
+        index = DeviceIndex(1)
+        chain = chain_of(range(500))
+        index.store(0, None, chain.sequence_hashes[:200], chain.tokens_hashes[:200])
+        for at in range(200, 500):
+            index.store(0, chain.sequence_hashes[at - 1], [chain.sequence_hashes[at]], [chain.tokens_hashes[at]])
+        index.check()
+        for stop in (0, 1, 63, 64, 65, 300, 499, 500):
+            prompt = [*chain.tokens_hashes[:stop], 7, 7]
+            assert index.fronts(prompt) == [(1, stop, chain.sequence_hashes[stop - 1] if stop else None)]
+        assert index.remove(0, chain.sequence_hashes[:100:-1]) == 0
+        index.check()
+        assert (depths(index, chain.tokens_hashes, 1), index.blocks(0)) == ([101], 101)
+
+
 class TestLookUp:
     def test_places_of_different_depth_walk_on_together_once_they_meet(self) -> None:
         watched = pool(3)
@@ -366,7 +590,8 @@ class TestLookUp:
         index.remove(0, chain.sequence_hashes[:1])
         index.clear(1)
         for place in range(2):
-            host.remove(place, reversed(chain.sequence_hashes))
+            host.remove(place, chain.sequence_hashes[::-1])
         assert not index._root.children
         assert not host._edges
+        assert not host._children
         assert [index.blocks(place) + host.blocks(place) for place in range(2)] == [0, 0]

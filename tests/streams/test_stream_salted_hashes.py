@@ -37,8 +37,11 @@ def known(validator: Validator) -> list[list[Any]]:
     view = validator.dynamo
     assert view is not None
     rank = view._ranks["w0", 0]
-    device = [[DEVICE, own, node.tokens_hash] for own, node in view.device._handles[rank.place].items()]
-    host = [[HOST, own, key[1]] for own, key in view.host._keys[rank.place].items()]
+    device = [
+        [DEVICE, own, run.tokens_hashes[run.block_hashes.index(own)]]
+        for own, run in view.device._handles[rank.place].items()
+    ]
+    host = [[HOST, edge.child, edge.key[1]] for edge in view.host._edges.values() if edge.places >> rank.place & 1]
     return sorted(device + host)
 
 

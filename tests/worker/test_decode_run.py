@@ -261,7 +261,7 @@ def run_planned(config: RankConfig, arrivals: list[Arrival], cancels: list[tuple
     return planner.taken
 
 
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 @given(configs(), ARRIVALS, CANCELS)
 def test_planned_passes_are_those_that_come(
     config: RankConfig, arrivals: list[Arrival], cancels: list[tuple[int, int]]
