@@ -25,7 +25,12 @@ from g2sim.scenarios.layout import TraceFormat
 def lost_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some pins are not given back."""
     unpin = HostPool._unpin
-    monkeypatch.setattr(HostPool, "_unpin", lambda pool, hashes: unpin(pool, [one for one in hashes if one % 5]))
+
+    def lose(pool: HostPool, transfer: Any) -> None:
+        transfer.block_hashes = tuple(hash_ for hash_ in transfer.block_hashes if hash_ % 5)
+        unpin(pool, transfer)
+
+    monkeypatch.setattr(HostPool, "_unpin", lose)
 
 
 def test_f90_a_planted_fault_is_found_and_its_seed_fails_again(lost_pins: Any) -> None:
