@@ -13,8 +13,9 @@ something else happens: it comes back at once after an effect in its own phase, 
 this one had an effect or left a message for it, else at the next instant.
 
 Deferred turns. An actor that knows its next turns, and that they concern nobody, may put them off (``Port.defer``).
-They are taken together when somebody needs them: the actor itself, a subscription, or whoever recalls them, which a
-parked retry does. What they publish comes at its own time and place, before anything that is published later.
+They are taken together when somebody needs them: the actor itself, whoever reads the record in order, or whoever
+recalls them, which a parked retry does. What they publish comes at its own time and place, before anything that is
+published later.
 """
 
 from __future__ import annotations
@@ -292,9 +293,13 @@ class Port:
         kernel.take_deferred()
         kernel.deferred.pop(self._slot).stop()
 
-    def has_passed(self, phase: int) -> bool:
-        """Whether a turn of this actor in that phase of the first round of this instant would be over by now."""
-        return self._kernel.round > 0 or self.is_before(phase, self._slot.order)
+    def has_passed(self, phase: int, order: int | None = None) -> bool:
+        """Whether a turn in that phase of the first round of this instant would be over by now.
+
+        Args:
+            order: of the actor whose turn it is; None for this one.
+        """
+        return self._kernel.round > 0 or self.is_before(phase, self._slot.order if order is None else order)
 
     def count_passed(self, times_ms: Sequence[float], phase: int, order: int, first: int = 0) -> int:
         """How many of these times, in order, are instants in whose first round a turn in that phase would be over.
@@ -303,10 +308,9 @@ class Port:
             order: of the actor whose turn it is.
             first: that many are known to be.
         """
-        kernel = self._kernel
-        now_ms = kernel.now_ms
+        now_ms = self.now_ms
         stop = bisect_left(times_ms, now_ms, first)
-        if stop < len(times_ms) and times_ms[stop] == now_ms and (kernel.round > 0 or self.is_before(phase, order)):
+        if stop < len(times_ms) and times_ms[stop] == now_ms and self.has_passed(phase, order):
             stop += 1
         return stop
 

@@ -100,7 +100,7 @@ class DevicePool:
 
     def blocks_before_eviction_of(self, hashes: Sequence[int]) -> int:
         """How many blocks can be reserved before a copy is evicted that a hit on one of these would use."""
-        used = {self._primary[hash_] for hash_ in hashes}
+        used = set(self.primaries(hashes))
         evictable = next((idx for idx, block in enumerate(self._inactive) if block in used), len(self._inactive))
         return len(self._free) + evictable
 

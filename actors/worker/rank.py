@@ -501,7 +501,7 @@ class Rank:
     def plan_decode_passes(self, end_ms: float, most: int) -> list[float]:
         """Ends [ms] of the decode passes that would follow one that ends at ``end_ms``, the last one that has begun.
 
-        They follow each other as long as nothing comes between that changes this rank, and its host tier is at rest.
+        They follow each other as long as nothing comes between that changes this rank, or is news from its host tier.
         Empty if anything but one of them would follow, or the first of those who wait might find something else.
 
         Args:
@@ -543,9 +543,9 @@ class Rank:
         head = blocked.head
         if head is None or not self.config.prefix_caching:
             return NO_LIMIT
-        found = blocked.found[0]
+        found, active = blocked.found
         passes = NO_LIMIT
-        if found:
+        if active < found:  # the others stay in use
             passes = run.passes_with(self.pool.blocks_before_eviction_of(head.hashes[:found]))
         if found < len(head.hashes):
             passes = min(passes, run.passes_without(head.hashes, found))

@@ -229,12 +229,9 @@ def test_all_is_as_if_they_had_asked(turns: list[Any], commands: list[Any], rate
     assert stood_by[:2] == asked[:2]
 
 
-@pytest.mark.parametrize("rate", [math.inf, 0.4])
-@pytest.mark.parametrize(("what", "times"), [("block", 1), ("run", 5)])
+@pytest.mark.parametrize(("what", "times", "rate"), [("block", 1, math.inf), ("run", 5, math.inf), ("run", 5, 0.4)])
 def test_who_stands_by_has_no_turns(what: str, times: int, rate: float) -> None:
     """Else the property above says nothing."""
-    if what == "block":
-        rate = math.inf
     play = Play(
         [(1, Phase.SUBMIT, 2, what, 1, 0.1), *((t, Phase.START, 0, "look up", 0, 0.0) for t in range(2, 6))], rate
     )

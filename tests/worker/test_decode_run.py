@@ -47,6 +47,17 @@ def tier(capacity_blocks: int) -> HostTierConfig:
     return HostTierConfig(scope=HostScope.DP_RANK_LOCAL, capacity_blocks=capacity_blocks)
 
 
+def fixed(gpu_blocks: int, decode_ms: float, host: HostTierConfig | None = None) -> RankConfig:
+    """Passes of a known length: prompts take 2 ms."""
+    return RankConfig(
+        gpu_blocks=gpu_blocks,
+        block_size_tokens=SIZE,
+        timing=FixedTiming(prefill_ms=2.0, decode_ms=decode_ms),
+        kv_bytes_per_token=250_000,
+        host=host,
+    )
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> RankConfig:
     return RankConfig(
@@ -276,32 +287,17 @@ BLOCKED = [Arrival(0, 14, 20), Arrival(0, 6, 20), Arrival(2, 26, 2)]
 
 @pytest.mark.parametrize("host", [None, BIG_TIER])
 def test_passes_are_planned_while_who_waits_is_blocked(host: HostTierConfig | None) -> None:
-    config = RankConfig(
-        gpu_blocks=14,
-        block_size_tokens=SIZE,
-        timing=FixedTiming(prefill_ms=2.0, decode_ms=5.0),
-        kv_bytes_per_token=250_000,
-        host=host,
-    )
-    assert run_planned(config, BLOCKED, []) > 10
+    assert run_planned(fixed(14, 5.0, host), BLOCKED, []) > 10
 
 
 def test_no_pass_is_planned_that_may_wait_for_a_copy_out() -> None:
     """The first request's blocks are still being stored when the second needs the memory of one of them."""
-    config = RankConfig(
-        gpu_blocks=7,
-        block_size_tokens=SIZE,
-        timing=FixedTiming(prefill_ms=2.0, decode_ms=0.5),
-        kv_bytes_per_token=250_000,
-        host=BIG_TIER,
-    )
-    assert run_planned(config, [Arrival(0, 20, 1), Arrival(0, 7, 20, text=1)], []) > 0
+    assert run_planned(fixed(7, 0.5, BIG_TIER), [Arrival(0, 20, 1), Arrival(0, 7, 20, text=1)], []) > 0
 
 
 def test_passes_are_planned_up_to_an_eviction_of_what_the_first_in_the_queue_would_use() -> None:
     """Ten blocks: four of a prompt that is carried on, three of the one that runs, and three free ones."""
-    config = RankConfig(gpu_blocks=10, block_size_tokens=SIZE, timing=FixedTiming(prefill_ms=2.0, decode_ms=1.0))
-    rank = Rank(config, WorkerRole.AGGREGATED)
+    rank = Rank(fixed(10, 1.0), WorkerRole.AGGREGATED)
     host = Host(rank)
     rank.submit(request(0, Arrival(0, 16, 1)))
     host.run_pass(rank, 0.0, counts=True)
@@ -316,8 +312,7 @@ def test_passes_are_planned_up_to_an_eviction_of_what_the_first_in_the_queue_wou
 
 
 def test_a_steady_batch_is_counted_until_its_first_request_ends() -> None:
-    config = RankConfig(gpu_blocks=16, block_size_tokens=SIZE, timing=FixedTiming(prefill_ms=2.0, decode_ms=1.0))
-    rank = Rank(config, WorkerRole.AGGREGATED)
+    rank = Rank(fixed(16, 1.0), WorkerRole.AGGREGATED)
     host = Host(rank)
     for idx, outputs in enumerate((5, 9)):
         rank.submit(request(idx, Arrival(0, 6, outputs)))
@@ -334,14 +329,7 @@ def test_a_steady_batch_is_counted_until_its_first_request_ends() -> None:
 
 def test_who_has_no_room_is_not_looked_up_from_the_start_in_each_pass() -> None:
     """Its prompt is in the host tier; while the one before it decodes, a pass asks whether that is still so."""
-    config = RankConfig(
-        gpu_blocks=6,
-        block_size_tokens=SIZE,
-        timing=FixedTiming(prefill_ms=2.0, decode_ms=5.0),
-        kv_bytes_per_token=250_000,
-        host=tier(16),
-    )
-    rank = Rank(config, WorkerRole.AGGREGATED)
+    rank = Rank(fixed(6, 5.0, tier(16)), WorkerRole.AGGREGATED)
     host = Host(rank)
     rank.submit(request(0, Arrival(0, 13, 9)))
     rank.submit(request(1, Arrival(0, 24, 1)))
