@@ -24,7 +24,7 @@ import heapq
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -282,10 +282,10 @@ class Port:
         limit_ms = self._kernel.time_limit_ms
         return math.inf if limit_ms is None else limit_ms
 
-    def recall(self) -> None:
-        """Let all actors take their deferred turns up to here, and go on by messages."""
+    def recall(self, but: Collection[str] = ()) -> None:
+        """Let all actors take their deferred turns up to here, and those not named in ``but`` go on by messages."""
         if self._kernel.deferred:
-            self._kernel.recall()
+            self._kernel.recall(but)
 
     def recall_own(self) -> None:
         """``recall`` for this actor."""
@@ -342,10 +342,14 @@ class Port:
         else:
             self.send_self(message, phase=phase)
 
-    def publish_late(self, time_ms: float, phase: int, event: Any) -> None:
-        """``publish`` for a deferred turn at that time, in that phase."""
+    def publish_late(self, time_ms: float, phase: int, event: Any, order: int | None = None) -> None:
+        """``publish`` for a deferred turn at that time, in that phase.
+
+        Args:
+            order: of the actor whose turn it is, which has asked this one; None for this one.
+        """
         slot = self._slot
-        self._kernel.late.append((time_ms, phase, slot.order, slot.name, event))
+        self._kernel.late.append((time_ms, phase, slot.order if order is None else order, slot.name, event))
 
     def pass_instants(self, times_ms: Sequence[float]) -> None:
         """Say at which instants the deferred turns that are being taken have had an effect; in order, up to now."""
@@ -552,11 +556,13 @@ class Kernel:
                 hear(record)
         self._cause_turn = -1
 
-    def recall(self) -> None:
-        """Let all actors take their deferred turns, and go on by messages."""
+    def recall(self, but: Collection[str] = ()) -> None:
+        """Let all actors take their deferred turns, and those not named in ``but`` go on by messages."""
         self.take_deferred()
-        deferred, self.deferred = self.deferred, {}
-        for one in deferred.values():
+        recalled = [(slot, one) for slot, one in self.deferred.items() if slot.name not in but]
+        for slot, _ in recalled:
+            del self.deferred[slot]
+        for _, one in recalled:
             one.stop()
 
     def pass_instants(self, times_ms: Sequence[float]) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 import attrs
 
 from g2sim.actors.host_pool.messages import (
+    NOTHING,
+    QUIET,
+    BoundaryReply,
     Clear,
     HostProgress,
     Join,
@@ -20,8 +23,9 @@ from g2sim.actors.host_pool.messages import (
     Retire,
     StandBy,
     StandDown,
+    TakeNews,
 )
-from g2sim.actors.host_pool.pool import HostPool
+from g2sim.actors.host_pool.pool import ROUNDING_MS, HostPool
 from g2sim.actors.phases import Phase
 from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.kernel import Envelope, Port
@@ -32,16 +36,30 @@ class _TransferEvent:
     """Timer of the pool's own: some transfer ends or begins to move."""
 
 
+@attrs.frozen(slots=True)
+class _CatchUp:
+    """Timer of the pool's own: what carefree clients that stand by have done may have moved the other timer."""
+
+
+_IN_A_PASS = frozenset({PrepareStore, StandDown})
+"""Messages of clients that have a pass in flight right after, so that they hear of news at its end."""
 _AGE_MATTERS = frozenset({LookUp, PrepareStore, QueueLoad, Clear, Join, Retire, StandDown})
 """Messages that make blocks recent or may evict old ones. The end of a transfer does, too: nobody stands by so long."""
 
 
 class _Stander:
-    """A client that stands by: how many of its ``pass_ends_ms`` have moved bytes, and started passes that look up."""
+    """A client that stands by: how many of its ``pass_ends_ms`` have moved bytes, and started passes that look up.
 
-    __slots__ = ("keys", "looked_up", "moved", "order", "pass_ends_ms")
+    ``news``: see ``TakeNews``.
+    """
 
-    def __init__(self, message: StandBy) -> None:
+    __slots__ = ("actor", "carefree", "client", "keys", "looked_up", "moved", "news", "order", "pass_ends_ms")
+
+    def __init__(self, message: StandBy, actor: str) -> None:
+        self.client = message.client
+        self.actor = actor
+        self.carefree = message.carefree
+        self.news: list[tuple[int, BoundaryReply]] = []
         self.order = message.order
         self.pass_ends_ms = message.pass_ends_ms
         self.keys = None if message.look_up is None else message.look_up.chain.sequence_hashes
@@ -62,22 +80,28 @@ class HostPoolActor:
         self._timer: Envelope | None = None
         self._timer_ms: float | None = None
         self._standers: dict[int, _Stander] = {}
+        self._carefree: set[str] = set()  # actors of those who stand by so
+        self._catch_up: Envelope | None = None
         self._stood_in_round = (-1.0, -1)
         self._stood_in_turn = -1
 
-    quiet = frozenset({_TransferEvent})
+    quiet = frozenset({_TransferEvent, _CatchUp})
 
     def receive(self, message: Any, port: Port) -> Any:
         kind = type(message)
+        if self._standers and self._move_for_standers(port):
+            self._set_timers(port)
         if kind is NewsAt:
-            return self._news_at_ms(message)
+            return self._news_at_ms(message, port)
+        if kind is TakeNews:
+            stander = self._standers[message.client]
+            news, stander.news = stander.news, []
+            return news
         if kind is StandBy:
-            self._standers[message.client] = _Stander(message)
+            self._stand_by(message, port)
             return None
-        if self._standers:
-            self._move_for_standers(port)
-            if kind in _AGE_MATTERS:
-                self._look_up_for_standers(port)
+        if self._standers and kind in _AGE_MATTERS:
+            self._look_up_for_standers(port)
         asking: int | None = None
         reply: Any = None
         by_timer = kind is _TransferEvent
@@ -86,9 +110,14 @@ class HostPoolActor:
             # pool does not move either, and this timer stays spent.
             self._timer = None
             port.no_effect()
+        elif kind is _CatchUp:
+            self._catch_up = None
+            port.no_effect()
+            self._set_timers(port)
+            return None
         elif kind is StandDown:
-            del self._standers[message.client]
             asking = message.client
+            self._stand_down(asking)
         else:
             state_idx = self.pool.state_idx
             reply = self.pool.serve(message, port.now_ms)
@@ -97,7 +126,7 @@ class HostPoolActor:
             if asker is not None:
                 self._told.discard(asker)
             if self.pool.state_idx != state_idx:
-                port.recall()
+                port.recall(but=self._carefree)
         outbox = self.pool.outbox
         if outbox:
             for event in outbox:
@@ -106,36 +135,90 @@ class HostPoolActor:
         for client in self.pool.clients() if by_timer else self.pool.untold():
             if client != asking:
                 self._tell(client, by_timer, port)
-        self._set_timer(port)
+            elif self._carefree and kind not in _IN_A_PASS and self.pool.actor_of(client) not in self._told:
+                port.recall()  # it may be idle, and is to be told at the next turn, be it one that is put off
+        self._set_timers(port)
         return reply
 
     def waiting(self) -> Sequence[str]:
         return self.pool.transfers_under_way()
 
-    def _news_at_ms(self, message: NewsAt) -> float:
-        """See ``NewsAt``. A client's turns are news to others, too, as long as they have to be told something."""
-        told = self._told
-        if self.pool.actor_of(message.client) in told:
-            return -math.inf
-        if any(self.pool.actor_of(client) not in told for client in self.pool.untold()):
-            return -math.inf
-        return self.pool.news_at_ms(message)
+    # -- those who stand by
 
-    def _move_for_standers(self, port: Port) -> None:
-        """Let bytes move at each pass end of those who stand by that is over: see ``transfers`` on why at each."""
-        instants_ms: set[float] = set()
+    def _news_at_ms(self, message: NewsAt, port: Port) -> float:
+        """See ``NewsAt``. A client's turns are news to others, too, as long as they have to be told something."""
+        told, pool = self._told, self.pool
+        if not message.carefree and pool.actor_of(message.client) in told:
+            return -math.inf
+        for client in pool.untold():
+            if pool.actor_of(client) not in told and not (message.carefree and client == message.client):
+                return -math.inf
+        if message.carefree:
+            next_ms = pool.next_event_ms()
+            if next_ms is not None and next_ms - ROUNDING_MS <= port.now_ms:
+                return -math.inf
+        return pool.news_at_ms(message)
+
+    def _stand_by(self, message: StandBy, port: Port) -> None:
+        actor = self.pool.actor_of(message.client)
+        if actor is None:
+            raise InvariantViolation(f"{self.pool.name}: client {message.client} stands by, but has not joined")
+        self._standers[message.client] = _Stander(message, actor)
+        if message.carefree:
+            self._carefree.add(actor)
+            self._set_catch_up(port)
+
+    def _stand_down(self, client: int) -> None:
+        stander = self._standers.pop(client)
+        self._carefree.discard(stander.actor)
+        if stander.news:
+            raise InvariantViolation(f"{self.pool.name}: client {client} leaves without its news")
+
+    def _move_for_standers(self, port: Port) -> bool:
+        """Let those who stand by have the pass ends that are over, and bytes move: see ``transfers`` on why at each.
+
+        Returns: whether there was anything to do.
+        """
+        over: list[tuple[float, int, int, _Stander]] = []
         for stander in self._standers.values():
-            stop = port.count_passed(stander.pass_ends_ms, Phase.PASS_END, stander.order, stander.moved)
-            if stop != stander.moved:
-                instants_ms.update(stander.pass_ends_ms[stander.moved : stop])
+            moved = stander.moved
+            stop = port.count_passed(stander.pass_ends_ms, Phase.PASS_END, stander.order, moved)
+            if stop != moved:
                 stander.moved = stop
-        if not instants_ms or self.pool.next_event_ms() is None:
-            return
-        state_idx = self.pool.state_idx
-        for time_ms in sorted(instants_ms):
+                order = stander.order
+                over += [(stander.pass_ends_ms[place], order, place, stander) for place in range(moved, stop)]
+                if stander.carefree:
+                    self._told.discard(stander.actor)
+        if not over or self.pool.at_rest:
+            return False
+        for time_ms, _, place, stander in sorted(over, key=itemgetter(0, 1)):
+            if stander.carefree:
+                self._end_pass_of(stander, place, port)
+                continue
+            state_idx = self.pool.state_idx
             self.pool.advance(time_ms)
-        if self.pool.state_idx != state_idx:
-            raise InvariantViolation(f"{self.pool.name}: a transfer ended while all who look stood by")
+            if self.pool.state_idx != state_idx:
+                raise InvariantViolation(f"{self.pool.name}: a transfer ended while all who look stood by")
+        return True
+
+    def _end_pass_of(self, stander: _Stander, place: int, port: Port) -> None:
+        """What the end of a pass would have come to for who stands by without a care.
+
+        Others that are to be told something have passes in flight, so they do nothing when they are, and look later.
+        """
+        pool = self.pool
+        time_ms = stander.pass_ends_ms[place]
+        reply = pool.boundary(stander.client, time_ms)
+        if reply is not QUIET and reply.before is not NOTHING:
+            stander.news.append((place, reply))
+        for event in pool.outbox:
+            port.publish_late(time_ms, Phase.PASS_END, event, stander.order)
+        pool.outbox.clear()
+        self._told.discard(stander.actor)
+        for client in pool.untold():
+            actor = pool.actor_of(client)
+            if client != stander.client and actor is not None:
+                self._told.add(actor)
 
     def _look_up_for_standers(self, port: Port) -> None:
         """Make recent what those who stand by would have asked for since the last turn that did so.
@@ -173,18 +256,52 @@ class HostPoolActor:
         if actor is None or actor in self._told:
             return
         self._told.add(actor)
+        if actor in self._carefree:
+            return  # it has a pass in flight, and looks when that ends
         due = by_timer or self.pool.has_progress(client)
         # What a pass end lets end is heard of before requests arrive at that instant, not in the next round.
         after = Phase.TICK < port.phase <= Phase.TICK_AFTER
         port.send(actor, HostProgress(due), phase=Phase.TICK_AFTER if after else Phase.TICK)
 
-    def _set_timer(self, port: Port) -> None:
+    def _set_timers(self, port: Port) -> None:
         next_ms = self.pool.next_event_ms()
-        if next_ms == self._timer_ms:
-            return
-        if self._timer is not None:
-            port.cancel(self._timer)
-        self._timer_ms = next_ms
-        self._timer = None
-        if next_ms is not None:
-            self._timer = port.send_self(_TransferEvent(), phase=Phase.HOST_POOL, at_ms=max(next_ms, port.now_ms))
+        if next_ms != self._timer_ms:
+            if self._timer is not None:
+                port.cancel(self._timer)
+            self._timer_ms = next_ms
+            self._timer = None
+            if next_ms is not None:
+                self._timer = port.send_self(_TransferEvent(), phase=Phase.HOST_POOL, at_ms=max(next_ms, port.now_ms))
+        if self._carefree or self._catch_up is not None:
+            self._set_catch_up(port)
+
+    def _set_catch_up(self, port: Port) -> None:
+        """See to it that the timer is right while pass ends of carefree clients move bytes, and end transfers.
+
+        Just before a transfer ends: their last pass ends before that have moved its end a little. If some more come
+        in between, their clients go on by messages. And when it has ended: then the first pass end tells it.
+        """
+        next_ms, now_ms = self.pool.next_event_ms(), port.now_ms
+        at_ms: float | None = None
+        if next_ms is not None and self._carefree:
+            coming_ms = {
+                stander.actor: stander.pass_ends_ms[stander.moved]
+                for stander in self._standers.values()
+                if stander.carefree and stander.moved < len(stander.pass_ends_ms)
+            }
+            if next_ms - ROUNDING_MS > now_ms:
+                at_ms = next_ms - ROUNDING_MS
+            elif next_ms > now_ms:
+                between = {actor for actor, end_ms in coming_ms.items() if end_ms < next_ms}
+                if between:
+                    port.recall(but=self._carefree - between)
+            else:
+                at_ms = min(coming_ms.values(), default=None)
+        planned = self._catch_up
+        if planned is not None:
+            if planned.live and planned.time_ms == at_ms:
+                return
+            port.cancel(planned)
+            self._catch_up = None
+        if at_ms is not None:
+            self._catch_up = port.send_self(_CatchUp(), phase=Phase.TICK_AFTER, at_ms=at_ms)

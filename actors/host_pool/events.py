@@ -145,3 +145,7 @@ class LoadFinished:
     pool: str
     transfer: int
     ended_ms: float
+
+
+OF_TRANSFER_ENDS = (StoreLanded, StoreDropped, LoadFinished, ClearedBlocksFreed)
+"""What is published when a transfer has ended."""

@@ -153,10 +153,13 @@ class NewsAt:
     Until then they change nothing but how far bytes have moved, and what is recent, and are told nothing new; inf if
     nothing moves, -inf if there is news by now. That holds until somebody changes what the pool holds or moves; then
     the pool recalls deferred turns (see ``bus.kernel``).
+
+    Who is ``carefree`` takes news later, too (``TakeNews``): the reply is inf, or -inf if it cannot stand by now.
     """
 
     client: int
     look_up: LookUp | None = None
+    carefree: bool = False
 
 
 @attrs.frozen(slots=True)
@@ -165,13 +168,25 @@ class StandBy:
 
     Until ``StandDown`` the pool does what they would have done: at each of ``pass_ends_ms`` it moves bytes, and makes
     the blocks of ``look_up`` recent as a pass starts. Without pass ends they are retries, in every round. ``order`` is
-    the actor's place in the order of turns.
+    the actor's place in the order of turns. For who is ``carefree`` it keeps what each of these pass ends would have
+    been told.
     """
 
     client: int
     order: int
     look_up: LookUp | None
     pass_ends_ms: Sequence[float] = ()
+    carefree: bool = False
+
+
+@attrs.frozen(slots=True)
+class TakeNews:
+    """What was the client told at the pass ends that are over, while it stood by, since it last took news?
+
+    Reply: ``list[tuple[int, BoundaryReply]]``, with places in ``pass_ends_ms``, those with anything to tell, in order.
+    """
+
+    client: int
 
 
 @attrs.frozen(slots=True)

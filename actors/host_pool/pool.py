@@ -49,7 +49,7 @@ from g2sim.actors.kv.blocks import BlockChain, consecutive
 from g2sim.actors.kv.events import removed_by_clear
 from g2sim.bus.errors import InvariantViolation
 
-_ROUNDING_MS = 1e-3
+ROUNDING_MS = 1e-3
 """Far more than a transfer's end moves when bytes move in other steps."""
 
 
@@ -389,12 +389,21 @@ class HostPool:
     def news_at_ms(self, message: NewsAt) -> float:
         """See ``NewsAt``. What is under way may end a little sooner than it seems, because of rounding."""
         own, look_up = self._clients[message.client], message.look_up
-        if own.prepared or message.client in self._untold:
+        if own.prepared:
+            return -math.inf
+        if message.carefree:
+            return math.inf
+        if message.client in self._untold:
             return -math.inf
         if look_up is not None and (look_up.again is None or look_up.again.residency != self._residency):
             return -math.inf
         next_ms = self._transport.next_event_ms()
-        return math.inf if next_ms is None else next_ms - _ROUNDING_MS
+        return math.inf if next_ms is None else next_ms - ROUNDING_MS
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the end of a pass would come to nothing for any client that has prepared nothing."""
+        return not self._transfers and not self._untold
 
     @property
     def state_idx(self) -> int:

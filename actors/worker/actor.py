@@ -17,8 +17,11 @@ import attrs
 
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.handoff import events as handoff_events
+from g2sim.actors.host_pool.events import OF_TRANSFER_ENDS
 from g2sim.actors.host_pool.messages import (
+    NOTHING,
     QUIET,
+    BoundaryReply,
     Clear,
     HostProgress,
     Join,
@@ -27,6 +30,7 @@ from g2sim.actors.host_pool.messages import (
     Retire,
     StandBy,
     StandDown,
+    TakeNews,
 )
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import Link
@@ -124,6 +128,7 @@ class WorkerActor:
         self._pass_end: Envelope | None = None
         self._defers = False
         self._stands_by = False
+        self._takes_news = False
         self._down = False
         self._lost: dict[int, LostRequest] = {}
         self._start_is_due = False
@@ -135,6 +140,9 @@ class WorkerActor:
     def receive(self, message: Any, port: Port) -> Reply:
         kind = type(message)
         if self._defers:
+            if self._takes_news and kind is HostProgress:
+                port.no_effect()  # it looks at the end of the pass in flight
+                return None
             port.recall_own()
         if self._down:
             return self._receive_while_down(message, port)
@@ -288,8 +296,10 @@ class WorkerActor:
             return False
         look_up = rank.blocked_look_up
         news_at_ms = math.inf
+        carefree = False
         if rank.boundary is not None:
-            news_at_ms = place.ask(NewsAt(rank.client, look_up))
+            carefree = rank.is_carefree and port.may_defer(*OF_TRANSFER_ENDS)
+            news_at_ms = place.ask(NewsAt(rank.client, look_up, carefree))
             if news_at_ms <= result.end_ms:
                 return False
         ends_ms = [result.end_ms, *rank.plan_decode_passes(result.end_ms, MOST_PASSES)]
@@ -297,19 +307,41 @@ class WorkerActor:
         del ends_ms[bisect_left(ends_ms, news_at_ms, 1) :]
         if len(ends_ms) == 1:
             return False
-        if look_up is not None or news_at_ms != math.inf:
-            place.ask(StandBy(rank.client, port.order, look_up, ends_ms[:-1]))
+        if carefree or look_up is not None or news_at_ms != math.inf:
+            place.ask(StandBy(rank.client, port.order, look_up, ends_ms[:-1], carefree))
             self._stands_by = True
+        self._takes_news = carefree
         if not port.hears(ev.PassEnded):
             self._take_up_run(place, result.emitted, port)
         show_end = show_start = None
         if any(map(port.hears, _OF_DECODE_PASSES)):
             show_end = partial(self._show_late_end, place, result, port)
             show_start = partial(self._show_late_start, place, result, port)
-        port.defer(DeferredPasses(place, ends_ms, port, show_end, show_start, partial(self._go_on, port)))
+        take_news = partial(self._take_news, place, ends_ms, port) if carefree else None
+        port.defer(DeferredPasses(place, ends_ms, port, show_end, show_start, take_news, partial(self._go_on, port)))
         self._defers = True
         self._pass_end = port.send_self(_PASS_END, phase=Phase.PASS_END, at_ms=ends_ms[-1])
         return True
+
+    def _take_news(
+        self, place: RankPlace, ends_ms: Sequence[float], port: Port, first: int, stop: int
+    ) -> Sequence[tuple[int, BoundaryReply]]:
+        """What the host tier has told at the ends from ``first`` to ``stop`` of passes that were put off."""
+        client, own_pool = place.rank.client, place.own_pool
+        if own_pool is None:
+            news: Sequence[tuple[int, BoundaryReply]] = place.ask(TakeNews(client))
+            return news
+        found = []
+        for at in range(first, stop):
+            if own_pool.at_rest:
+                break
+            reply = own_pool.boundary(client, ends_ms[at])
+            for event in own_pool.outbox:
+                port.publish_late(ends_ms[at], Phase.PASS_END, event)
+            own_pool.outbox.clear()
+            if reply.before is not NOTHING:
+                found.append((at, reply))
+        return found
 
     def _stand_by(self, port: Port) -> bool:
         """Leave retries out that would come to nothing as long as nobody changes anything. False if they may not."""

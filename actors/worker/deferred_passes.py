@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from g2sim.actors.host_pool.messages import BoundaryReply
 from g2sim.actors.phases import Phase
 from g2sim.actors.worker.place import RankPlace
 from g2sim.bus.kernel import Port
@@ -24,10 +25,12 @@ class DeferredPasses:
         ends_ms: end of that pass, and of those that follow [ms], from ``Rank.plan_decode_passes``.
         show_end: publishes what shows at the end of one of the passes, at that time [ms]; None if nobody hears of it.
         show_start: publishes what shows at its start, at that time, with its end [ms].
+        take_news: says what its host tier has told at the ends of passes that are over, as ``TakeNews`` does: at those
+            of ``ends_ms`` from the first place it is given, up to the second; None if it has told nothing.
         go_on: called at the end with the end of the pass in flight, None if the last one has just ended.
     """
 
-    __slots__ = ("_at", "_between", "_ends_ms", "_go_on", "_place", "_port", "_show_end", "_show_start")
+    __slots__ = ("_at", "_between", "_ends_ms", "_go_on", "_place", "_port", "_show_end", "_show_start", "_take_news")
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class DeferredPasses:
         port: Port,
         show_end: Callable[[float], None] | None,
         show_start: Callable[[float, float], None] | None,
+        take_news: Callable[[int, int], Sequence[tuple[int, BoundaryReply]]] | None,
         go_on: Callable[[float | None], None],
     ) -> None:
         self._place = place
@@ -43,6 +47,7 @@ class DeferredPasses:
         self._port = port
         self._show_end = show_end
         self._show_start = show_start
+        self._take_news = take_news
         self._go_on = go_on
         self._at = 0
         self._between = False
@@ -61,12 +66,22 @@ class DeferredPasses:
         self._at = stop
         self._between = over[-1] == port.now_ms and not port.has_passed(Phase.START)
         port.pass_instants(over)
+        news = () if self._take_news is None else self._take_news(first, stop)
+        rank = self._place.rank
         if self._show_end is None:
             self._place.times_ms.extend(over)
             self._place.pass_idx += len(over)
-            self._place.rank.take_decode_passes(len(over) - self._between)
+            for place, reply in news:
+                rank.take_decode_passes(place - first)
+                first = place
+                rank.end_pass(reply)
+                rank.drop_changes()
+            rank.take_decode_passes(stop - first - self._between)
             return
+        told = dict(news)
         for place in range(first, stop):
+            if place in told:
+                rank.end_pass(told[place])
             self._show_end(ends_ms[place])
             if place + 1 != stop or not self._between:
                 self._start(place + 1)

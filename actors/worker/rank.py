@@ -347,6 +347,11 @@ class Rank:
         return not self.running and self._blocked is not None and not self.wants_reservation
 
     @property
+    def is_carefree(self) -> bool:
+        """Whether nobody waits here, so that news of the host tier changes nothing for a run of decode passes."""
+        return not (self.queue or self._connector_places or self._pending or self._loads or self._retry_due)
+
+    @property
     def blocked_look_up(self) -> LookUp | None:
         """What a pass asks the host tier again, to find that the first of those who wait is blocked as before."""
         return None if self._blocked is None else self._blocked.look_up
