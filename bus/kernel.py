@@ -496,7 +496,7 @@ class Kernel:
     def publish(self, source: str, event: Any) -> None:
         hearers = self.hearers(type(event))
         if hearers:
-            if self.deferred and type(event) in self._after_late:
+            if self.late or (self.deferred and type(event) in self._after_late):
                 self.take_deferred()
             if self._cause_turn != self.turn_idx:
                 self._cause_turn = self.turn_idx

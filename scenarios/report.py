@@ -491,6 +491,10 @@ class ReportFold:
         self._now_ms = record.time_ms
         handler(record.time_ms, record.event)
 
+    def end_transfer(self, record: Record) -> None:
+        """``apply`` for the end of a transfer, which may come late, though before what else is told of its blocks."""
+        self._handlers[type(record.event)](record.time_ms, record.event)
+
     def finish(self) -> Report:
         """The report of everything applied so far."""
         info = self._info

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import attrs
 
+from g2sim.actors.host_pool.events import OF_TRANSFER_ENDS
 from g2sim.actors.membership.events import MEMBERSHIP_TAGS
 from g2sim.actors.router.events import EVENT_PLANE_TAGS, LOAD_SYNC_TAGS
 from g2sim.actors.traffic.events import RequestArrived
@@ -143,7 +144,12 @@ def run_scenario(
             actor.install(cluster)
         # Last, when it is known whether others want to hear of each pass.
         each_pass = bool(kernel.hearers(PassEnded))
-        kernel.add_sink(fold.apply, fold.event_types(each_pass=each_pass), may_be_late=each_pass)
+        told = frozenset(fold.event_types(each_pass=each_pass))
+        if each_pass:
+            kernel.add_sink(fold.apply, told, may_be_late=True)
+        else:
+            kernel.add_sink(fold.apply, told.difference(OF_TRANSFER_ENDS))
+            kernel.add_sink(fold.end_transfer, OF_TRANSFER_ENDS, may_be_late=True)
         kernel.publish(RUN_SOURCE, RunStarted(agentic=traffic.agentic, play_ids=traffic.play_ids, notes=notes))
         try:
             with rare_collections():
