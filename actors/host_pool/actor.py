@@ -80,6 +80,7 @@ class HostPoolActor:
         self._timer: Envelope | None = None
         self._timer_ms: float | None = None
         self._standers: dict[int, _Stander] = {}
+        self._next_pass_end_ms = math.inf  # of those who stand by, the first that has not moved bytes
         self._carefree: set[str] = set()  # actors of those who stand by so
         self._catch_up: Envelope | None = None
         self._stood_in_round = (-1.0, -1)
@@ -89,7 +90,7 @@ class HostPoolActor:
 
     def receive(self, message: Any, port: Port) -> Any:
         kind = type(message)
-        if self._standers and self._move_for_standers(port):
+        if self._next_pass_end_ms <= port.now_ms and self._move_for_standers(port):
             self._set_timers(port)
         if kind is NewsAt:
             return self._news_at_ms(message, port)
@@ -164,6 +165,8 @@ class HostPoolActor:
         if actor is None:
             raise InvariantViolation(f"{self.pool.name}: client {message.client} stands by, but has not joined")
         self._standers[message.client] = _Stander(message, actor)
+        if message.pass_ends_ms:
+            self._next_pass_end_ms = min(self._next_pass_end_ms, message.pass_ends_ms[0])
         if message.carefree:
             self._carefree.add(actor)
             self._set_catch_up(port)
@@ -180,6 +183,7 @@ class HostPoolActor:
         Returns: whether there was anything to do.
         """
         over: list[tuple[float, int, int, _Stander]] = []
+        next_ms = math.inf
         for stander in self._standers.values():
             moved = stander.moved
             stop = port.count_passed(stander.pass_ends_ms, Phase.PASS_END, stander.order, moved)
@@ -189,6 +193,9 @@ class HostPoolActor:
                 over += [(stander.pass_ends_ms[place], order, place, stander) for place in range(moved, stop)]
                 if stander.carefree:
                     self._told.discard(stander.actor)
+            if stop < len(stander.pass_ends_ms) and stander.pass_ends_ms[stop] < next_ms:
+                next_ms = stander.pass_ends_ms[stop]
+        self._next_pass_end_ms = next_ms
         if not over or self.pool.at_rest:
             return False
         for time_ms, _, place, stander in sorted(over, key=itemgetter(0, 1)):

@@ -12,6 +12,7 @@ Source: vLLM scheduler of aisimulate-core 0.13.0; recordings in tests/oracle.
 from __future__ import annotations
 
 import enum
+import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, MutableSequence
@@ -518,17 +519,23 @@ class Rank:
         passes = min(most, run.passes_left, run.passes_with(self._blocks_to_open()))
         if self.queue or self._connector_places:
             passes = min(passes, self._passes_blocked(run))
-        ends_ms: list[float] = []
-        known_tokens = run.known_tokens
+        if passes < 1:
+            return []
+        fixed_ms, start_ms = self._timer.fixed_decode_ms, self.compute_start_ms(end_ms)
+        if fixed_ms is not None and start_ms == end_ms:
+            ends_ms = list(itertools.accumulate(itertools.repeat(fixed_ms, passes), initial=end_ms))
+            if ends_ms[-1] > ends_ms[-2]:  # else too short to move the clock, from some pass on
+                return ends_ms[1:]
+        ends_ms = []
+        known_tokens, size = run.known_tokens, run.size
         decode_ms = self._timer.decode_ms
         for _ in range(passes):
-            start_ms = self.compute_start_ms(end_ms)
-            next_ms = start_ms + decode_ms(run.size, known_tokens)
+            next_ms = start_ms + decode_ms(size, known_tokens)
             if next_ms <= end_ms:
                 break
             ends_ms.append(next_ms)
-            end_ms = next_ms
-            known_tokens += run.size
+            end_ms = start_ms = next_ms
+            known_tokens += size
         return ends_ms
 
     def _blocks_to_open(self) -> int:

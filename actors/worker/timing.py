@@ -76,6 +76,9 @@ class PassTimer:
 
     Args:
         pass_times: answers for an ``ExternalTiming``, None for the models that are built in.
+
+    Attributes:
+        fixed_decode_ms: length of every decode part [ms], None if it depends on the batch.
     """
 
     def __init__(self, config: RankConfig, pass_times: PassTimes | None = None) -> None:
@@ -84,6 +87,7 @@ class PassTimer:
         self._decode_ratio = config.speedup_ratio * config.decode_speedup_ratio
         self._prefill: dict[float, float] = {}
         self._decode: dict[float, float] = {}
+        self.fixed_decode_ms = self.decode_ms(1, 1) if isinstance(self._times, _FixedTimes) else None
 
     def prefill_ms(self, requests: int, prompt_tokens: int, prefix_tokens: int) -> float:
         """Length of the prefill part [ms]; arguments as in ``PassTimes``."""
