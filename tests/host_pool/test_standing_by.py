@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2sim.actors.host_pool.actor import HostPoolActor
-from g2sim.actors.host_pool.events import HostBlocksEvicted, StoreLanded
+from g2sim.actors.host_pool.events import OF_TRANSFER_ENDS, HostBlocksEvicted, StoreLanded
 from g2sim.actors.host_pool.messages import (
+    NOTHING,
     HostProgress,
     Join,
     LookUp,
@@ -22,7 +23,9 @@ from g2sim.actors.host_pool.messages import (
     PrepareStore,
     StandBy,
     StandDown,
+    TakeNews,
     Tick,
+    TickReply,
 )
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import FairLinks, Link, max_min
@@ -45,7 +48,8 @@ STARTS, IS_OVER = "a pass starts", "a pass is over"
 class Client:
     """Looks chains up and stores them in turns of its own, or is blocked and asks for one over and over.
 
-    A client that runs has passes of ``pass_ms``, and asks at the start of each; others retry.
+    A client that runs has passes of ``pass_ms``, and asks at the start of each; others retry. One that runs and asks
+    for nothing is carefree. ``told``: what it was told, and when.
     """
 
     def __init__(self, number: int, *, stands_by: bool) -> None:
@@ -54,22 +58,28 @@ class Client:
         self.blocked_on: BlockChain | None = None
         self.again: Any = None
         self.deferring = False
+        self.carefree = False
+        self.told: list[tuple[float, TickReply]] = []
         self.is_due = False
         self.port: Any = None
         self.pass_ms = self.until_ms = 0.0
         self.end: Any = None
         self.ends_ms: list[float] = []
+        self.over = 0
         self.stood_by = 0
 
     def receive(self, message: Any, port: Port) -> None:
         self.port = port
+        if self.deferring and self.carefree and type(message) is HostProgress:
+            port.no_effect()
+            return
         if self.deferring:
             port.recall_own()
         if type(message) is HostProgress:
             if self.pass_ms:
                 port.no_effect()
                 return
-            port.call("pool", Tick(self.number))
+            self._note(port.now_ms, port.call("pool", Tick(self.number)))
             if not message.due:
                 port.no_effect()
         elif message == "again":
@@ -77,7 +87,7 @@ class Client:
         elif message == STARTS:
             self._start(port)
         elif message == IS_OVER:
-            port.call("pool", PassBoundary(self.number))
+            self._end_pass(port)
             port.send_self(STARTS, phase=Phase.START)
         else:
             self._obey(*message, port)
@@ -89,10 +99,13 @@ class Client:
             port.call("pool", self._look_up(chain))
             store = PrepareStore(client=self.number, request=0, chain=chain, start=0, stop=3, busy_sources=frozenset())
             port.call("pool", store)
-            port.call("pool", PassBoundary(self.number))
+            self._end_pass(port)
         elif what == "run" and not self.is_due and not self.pass_ms:
             self.pass_ms, self.until_ms = pass_ms, port.now_ms + 9.0
             self.blocked_on, self.again = chain, None
+            port.send_self(STARTS, phase=Phase.START)
+        elif what == "run without a care" and not self.is_due and not self.pass_ms:
+            self.pass_ms, self.until_ms = pass_ms, port.now_ms + 9.0
             port.send_self(STARTS, phase=Phase.START)
         elif what == "block" and self.blocked_on is None:
             self.blocked_on, self.again = chain, None
@@ -105,8 +118,21 @@ class Client:
     def waiting(self) -> Sequence[str]:
         return ()
 
+    def _end_pass(self, port: Port) -> None:
+        reply = port.call("pool", PassBoundary(self.number))
+        self._note(port.now_ms, reply.before)
+        self._note(port.now_ms, reply.after)
+
+    def _note(self, time_ms: float, told: TickReply) -> None:
+        if told is not NOTHING:
+            self.told.append((time_ms, told))
+
     def take(self) -> None:
-        pass
+        over = self.port.count_passed(self.ends_ms, Phase.PASS_END, self.port.order, self.over)
+        if self.carefree and over != self.over:
+            self.over = over
+            for place, reply in self.port.call("pool", TakeNews(self.number)):
+                self._note(self.ends_ms[place], reply.before)
 
     def stop(self) -> None:
         self.deferring = False
@@ -134,7 +160,7 @@ class Client:
         if self.blocked_on is None:
             return
         self.again = port.call("pool", self._look_up(self.blocked_on, self.again))
-        port.call("pool", PassBoundary(self.number))
+        self._end_pass(port)
         look_up = self._look_up(self.blocked_on, self.again)
         if self.stands_by and port.may_defer() and port.call("pool", NewsAt(self.number, look_up)) == math.inf:
             self._stand_by(look_up, [], port)
@@ -150,8 +176,8 @@ class Client:
         if ends_ms[0] > self.until_ms:
             self.pass_ms = 0.0
             return
-        if self.stands_by and port.may_defer():
-            news_at_ms = port.call("pool", NewsAt(self.number, look_up))
+        if self.stands_by and port.may_defer(*OF_TRANSFER_ENDS):
+            news_at_ms = port.call("pool", NewsAt(self.number, look_up, look_up is None))
             while len(ends_ms) < 8 and ends_ms[-1] + self.pass_ms < min(news_at_ms, self.until_ms):
                 ends_ms.append(ends_ms[-1] + self.pass_ms)
         if len(ends_ms) > 1:
@@ -159,10 +185,12 @@ class Client:
         self.end = port.send_self(IS_OVER, phase=Phase.PASS_END, at_ms=ends_ms[-1])
 
     def _stand_by(self, look_up: LookUp | None, ends_ms: list[float], port: Port) -> None:
-        port.call("pool", StandBy(self.number, port.order, look_up, ends_ms[:-1]))
+        self.carefree = bool(ends_ms) and look_up is None
+        port.call("pool", StandBy(self.number, port.order, look_up, ends_ms[:-1], self.carefree))
         port.defer(self)
         self.deferring = True
         self.ends_ms = ends_ms
+        self.over = 0
         self.stood_by += 1
 
 
@@ -176,8 +204,9 @@ class Play:
     happens: list[tuple[float, Phase, int, str, int, float]]
     bytes_per_ms: float = math.inf
 
-    def run(self, *, stands_by: bool) -> tuple[list[Any], tuple[int, ...], int]:
-        """Returns evictions and ends of transfers with their times, blocks by age, and how often clients stood by."""
+    def run(self, *, stands_by: bool) -> tuple[list[Any], tuple[int, ...], list[Any], int]:
+        """Returns evictions and ends of transfers with their times, blocks by age, what clients were told, and how
+        often they stood by."""
         kernel = Kernel()
         rate = self.bytes_per_ms
         link = Link(d2h_bytes_per_ms=rate, h2d_bytes_per_ms=rate, latency_ms=0.0 if rate == math.inf else 0.3)
@@ -189,7 +218,11 @@ class Play:
             kernel.register(name, client)
             pool.join(Join(client=client.number, worker=client.number, role="r", dp_rank=0, link=link, actor=name))
         seen: list[Any] = []
-        kernel.add_sink(lambda record: seen.append((record.time_ms, record.event)), [HostBlocksEvicted, StoreLanded])
+        kernel.add_sink(
+            lambda record: seen.append((record.time_ms, record.event)),
+            [HostBlocksEvicted, StoreLanded],
+            may_be_late=True,
+        )
         for first in range(4):
             kernel.post(kernel.slot("client 0"), ("store", CHAINS[first], 0.0), Phase.START, 0.25 + first / 8)
         for time_ms, phase, number, what, chain, pass_ms in self.happens:
@@ -197,7 +230,8 @@ class Play:
         # Ages matter when somebody asks: by then all who stand by have asked.
         kernel.post(kernel.slot("client 3"), ("look up", NO_CHAIN, 0.0), Phase.START, 100.0)
         InlineDriver(kernel).run()
-        return seen, pool._evictable.in_order(), sum(client.stood_by for client in clients)
+        told = [client.told for client in clients]
+        return seen, pool._evictable.in_order(), told, sum(client.stood_by for client in clients)
 
 
 TIMES = st.integers(2, 4) | st.integers(20, 90).map(lambda tenths: tenths / 10 + 0.05)
@@ -213,20 +247,31 @@ commands = st.tuples(
     st.integers(1, 4),
     st.sampled_from([Phase.SUBMIT, Phase.START, Phase.HANDOFF]),
     st.integers(0, 3),
-    st.sampled_from(["block", "block", "run", "run", "free"]),
+    st.sampled_from(["block", "block", "run", "run", "run without a care", "free"]),
     st.sampled_from([2, 3, 4, 2, 3, 5]),
     st.sampled_from([0.5, 1.0, 1 / 3, 0.7]),
 )
+runs = st.tuples(
+    st.integers(1, 2),
+    st.just(Phase.SUBMIT),
+    st.sampled_from(["run", "run without a care", "run without a care"]),
+    st.sampled_from([2, 3, 4]),
+    st.sampled_from([0.5, 1.0, 1 / 3, 0.7, 4.0]),
+)
+all_run = st.tuples(runs, runs, runs, runs).map(
+    lambda found: [(time_ms, phase, number, *rest) for number, (time_ms, phase, *rest) in enumerate(found)]
+)
+"""Transfers end only at pass ends then."""
 rates = st.sampled_from([math.inf, math.inf, 7.0, 1.3, 0.4])
 
 
 @settings(deadline=None, max_examples=800)
-@given(st.lists(turns, min_size=2, max_size=8), st.lists(commands, min_size=1, max_size=5), rates)
+@given(st.lists(turns, min_size=2, max_size=8), st.lists(commands, min_size=1, max_size=5) | all_run, rates)
 def test_all_is_as_if_they_had_asked(turns: list[Any], commands: list[Any], rate: float) -> None:
-    """What is evicted, how old blocks are, and when transfers end, to the last bit."""
+    """What is evicted, how old blocks are, when transfers end, and what clients are told when, to the last bit."""
     play = Play([*commands, *turns], rate)
     asked, stood_by = play.run(stands_by=False), play.run(stands_by=True)
-    assert stood_by[:2] == asked[:2]
+    assert stood_by[:3] == asked[:3]
 
 
 @pytest.mark.parametrize(("what", "times", "rate"), [("block", 1, math.inf), ("run", 5, math.inf), ("run", 5, 0.4)])
@@ -235,4 +280,4 @@ def test_who_stands_by_has_no_turns(what: str, times: int, rate: float) -> None:
     play = Play(
         [(1, Phase.SUBMIT, 2, what, 1, 0.1), *((t, Phase.START, 0, "look up", 0, 0.0) for t in range(2, 6))], rate
     )
-    assert play.run(stands_by=True)[2] >= times
+    assert play.run(stands_by=True)[3] >= times
