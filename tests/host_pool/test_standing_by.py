@@ -32,6 +32,7 @@ from g2sim.actors.host_pool.transfers import FairLinks, Link, max_min
 from g2sim.actors.kv.blocks import BlockChain
 from g2sim.actors.phases import Phase
 from g2sim.bus.drivers import InlineDriver
+from g2sim.bus.events import Record
 from g2sim.bus.kernel import Kernel, Port
 
 CAPACITY = 6
@@ -195,6 +196,22 @@ class Client:
 
 
 @attrs.frozen
+class Passed:
+    """Published by who has nothing to do with the pool."""
+
+
+class Clock:
+    """Publishes something every now and then."""
+
+    def receive(self, message: Any, port: Port) -> None:
+        port.no_effect()
+        port.publish(Passed())
+
+    def waiting(self) -> Sequence[str]:
+        return ()
+
+
+@attrs.frozen
 class Play:
     """(time, phase, client, what, chain, length of its passes [ms]), in the order of sending.
 
@@ -218,11 +235,20 @@ class Play:
             kernel.register(name, client)
             pool.join(Join(client=client.number, worker=client.number, role="r", dp_rank=0, link=link, actor=name))
         seen: list[Any] = []
+
+        def see(record: Record) -> None:
+            assert not seen or record.time_ms >= seen[-1][0], "late, and after what is later"
+            seen.append((record.time_ms, record.event))
+
         kernel.add_sink(
-            lambda record: seen.append((record.time_ms, record.event)),
+            see,
             [HostBlocksEvicted, StoreLanded],
             may_be_late=True,
         )
+        kernel.add_sink(see, [Passed])
+        kernel.register("clock", Clock())
+        for quarters in range(8, 60):
+            kernel.post(kernel.slot("clock"), None, Phase.SCRIPT, quarters / 4)
         for first in range(4):
             kernel.post(kernel.slot("client 0"), ("store", CHAINS[first], 0.0), Phase.START, 0.25 + first / 8)
         for time_ms, phase, number, what, chain, pass_ms in self.happens:
@@ -281,3 +307,34 @@ def test_who_stands_by_has_no_turns(what: str, times: int, rate: float) -> None:
         [(1, Phase.SUBMIT, 2, what, 1, 0.1), *((t, Phase.START, 0, "look up", 0, 0.0) for t in range(2, 6))], rate
     )
     assert play.run(stands_by=True)[3] >= times
+
+
+@pytest.mark.parametrize("pass_ms", [1 / 3, 0.7, 0.1])
+@pytest.mark.parametrize("others", ["idle", "run"])
+def test_transfers_end_as_if_the_carefree_had_looked(pass_ms: float, others: str) -> None:
+    """Their looks move the ends of transfers by a rounding, and end them if all have passes in flight."""
+    stores = [(3 + idx, Phase.START, 0, "store", idx % 5 + 1, 0.0) for idx in range(5)]
+    runs = [(1, Phase.SUBMIT, number, "run without a care", 0, pass_ms * number) for number in (1, 2)]
+    if others == "run":
+        runs += [(1, Phase.SUBMIT, number, "run without a care", 0, 0.31 + number) for number in (0, 3)]
+    news = 0
+    for tenths in range(9, 60):
+        play = Play([*runs, *stores], tenths / 10)
+        asked, stood_by = play.run(stands_by=False), play.run(stands_by=True)
+        assert stood_by[:3] == asked[:3], tenths
+        news += len(stood_by[2][1])
+    assert news
+
+
+@pytest.mark.parametrize("tenths", range(9, 40))
+def test_a_pass_that_ends_just_before_a_transfer_moves_its_end(tenths: int) -> None:
+    """So little before that its client can no longer be waited for."""
+    store = (2, Phase.START, 0, "store", 4, 0.0)
+    landed = [
+        event.ended_ms for _, event in Play([store], tenths / 10).run(stands_by=False)[0] if type(event) is StoreLanded
+    ]
+    for share in range(1, 8):
+        pass_ms = (landed[-1] - 1.0 - share / 8000) / 9
+        play = Play([(1, Phase.SUBMIT, 1, "run without a care", 0, pass_ms), store], tenths / 10)
+        asked, stood_by = play.run(stands_by=False), play.run(stands_by=True)
+        assert stood_by[:3] == asked[:3], share
