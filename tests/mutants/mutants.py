@@ -347,8 +347,22 @@ MUTANTS = (
     Mutant(
         "deferred passes go on while the shared pool moves",
         "actors/host_pool/actor.py",
-        "                port.recall()\n",
+        "                port.recall(but=self._carefree)\n",
         "                pass\n",
+        "tests/oracle",
+    ),
+    Mutant(
+        "the pool's timer is not mended for passes that were put off",
+        "actors/host_pool/actor.py",
+        "at_ms = next_ms - ROUNDING_MS",
+        "at_ms = None",
+        "tests/host_pool/test_standing_by.py",
+    ),
+    Mutant(
+        "news that a carefree rank takes late has no effect",
+        "actors/worker/deferred_passes.py",
+        "                rank.end_pass(reply)\n",
+        "",
         "tests/oracle",
     ),
     Mutant(
