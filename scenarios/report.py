@@ -430,8 +430,8 @@ class ReportFold:
     """Folds a run's records, in log order, into its report.
 
     Holds the requests that have not ended, one number per metric of those that completed, token times of the last few
-    of them, and the hashes that host pools hold; rows go to ``on_row`` as requests end and are not kept. ``finish`` may be called at any time and
-    changes nothing: it gives the report of the log so far.
+    of them, and the hashes that host pools hold; rows go to ``on_row`` as requests end and are not kept. ``finish`` may
+    be called at any time and changes nothing: it gives the report of the log so far.
 
     Args:
         info: what comes from the resolved scenario.
