@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -114,6 +114,8 @@ RANK_COLUMNS = {
 
 POOL_COLUMNS = {f"{name}_blocks": name for name in ("capacity", "resident", "used", "stored", "evicted", "loaded")}
 """Field of ``g2_pools`` -> heading in the printed report."""
+
+_TOKENS_AT_A_TIME = 4_096  # where the cost of a call is not felt any more
 
 _PREFILL_ROLE = WorkerRole.PREFILL.value
 _DEFINED_ENDS = tuple(status.value for status in RequestStatus)
@@ -304,6 +306,46 @@ class _HostPool:
         return blocks
 
 
+class _TokenGaps:
+    """The gaps between the tokens of each request, and their reciprocals.
+
+    Distributions take them in the order of the requests, many at a time; token times wait here until then.
+    """
+
+    __slots__ = ("_gaps_ms", "_per_user", "_waiting", "_waiting_tokens")
+
+    def __init__(self) -> None:
+        self._gaps_ms, self._per_user = StreamedDistribution(), StreamedDistribution()
+        self._waiting: list[array[float]] = []
+        self._waiting_tokens = 0
+
+    def add(self, token_times_ms: array[float]) -> None:
+        """Take a request's token times [ms], which do not change any more; at least one."""
+        self._waiting.append(token_times_ms)
+        self._waiting_tokens += len(token_times_ms)
+        if self._waiting_tokens >= _TOKENS_AT_A_TIME:
+            self._take_waiting()
+
+    def fields(self) -> dict[str, float]:
+        """Fields of the summary."""
+        self._take_waiting()
+        return {
+            **self._gaps_ms.result().named("itl_ms"),
+            **self._per_user.result().named("output_token_throughput_per_user"),
+        }
+
+    def _take_waiting(self) -> None:
+        if not self._waiting:
+            return
+        last_tokens = np.cumsum([len(times) for times in self._waiting]) - 1
+        gaps_ms = np.diff(np.concatenate([np.frombuffer(times) for times in self._waiting]))
+        gaps_ms = np.delete(gaps_ms, last_tokens[:-1])  # from a request to the next one
+        self._waiting.clear()
+        self._waiting_tokens = 0
+        self._gaps_ms.extend(gaps_ms)
+        self._per_user.extend(1000.0 / gaps_ms[gaps_ms > 0.0])
+
+
 class _Completed:
     """What the summary keeps of completed, admitted requests: samples in order of termination, and sums."""
 
@@ -314,12 +356,12 @@ class _Completed:
         self._duration_ms = 0.0
         self._good_requests = self._good_tokens = 0
         self._ttft_ms, self._ttst_ms, self._tpot_ms, self._e2e_ms = (array("d") for _ in range(4))
-        self._gaps_ms, self._per_user = StreamedDistribution(), StreamedDistribution()
+        self._gaps = _TokenGaps()
         self._ttft_parts_ms: dict[str, float] = {}
 
     def add(self, end: EndedRequest) -> None:
         track = end.track
-        times, tokens = track.token_times_ms, len(track.token_times_ms)
+        tokens = len(track.token_times_ms)
         reused = [admission.event.reused_tokens for admission in track.admissions]
         self._requests += 1
         self._input_tokens += track.arrival.input_tokens
@@ -333,10 +375,7 @@ class _Completed:
         if end.ttst_ms is not None and end.itl_ms is not None:
             self._ttst_ms.append(end.ttst_ms)
             self._tpot_ms.append(end.itl_ms)
-            instants_ms = np.frombuffer(times)
-            gaps_ms = instants_ms[1:] - instants_ms[:-1]
-            self._gaps_ms.extend(gaps_ms.tolist())
-            self._per_user.extend((1000.0 / gaps_ms[gaps_ms > 0.0]).tolist())
+            self._gaps.add(track.token_times_ms)
         for part, spent_ms in (end.ttft_parts_ms() or {}).items():
             self._ttft_parts_ms[part] = self._ttft_parts_ms.get(part, 0.0) + spent_ms
         if self._sla is not None and meets_sla(
@@ -373,8 +412,7 @@ class _Completed:
             **exact_distribution(self._ttst_ms).named("ttst_ms"),
             **exact_distribution(self._tpot_ms).named("tpot_ms"),
             **exact_distribution(self._e2e_ms).named("e2e_latency_ms"),
-            **self._gaps_ms.result().named("itl_ms"),
-            **self._per_user.result().named("output_token_throughput_per_user"),
+            **self._gaps.fields(),
         }
         if self._sla is not None:
             fields |= {
@@ -391,9 +429,9 @@ class _Completed:
 class ReportFold:
     """Folds a run's records, in log order, into its report.
 
-    Holds the requests that have not ended, one number per metric of those that completed, and the hashes that host
-    pools hold; rows go to ``on_row`` as requests end and are not kept. ``finish`` may be called at any time and
-    changes nothing: it gives the report of the log so far.
+    Holds the requests that have not ended, one number per metric of those that completed, token times of the last few
+    of them, and the hashes that host pools hold; rows go to ``on_row`` as requests end and are not kept. ``finish`` may
+    be called at any time and changes nothing: it gives the report of the log so far.
 
     Args:
         info: what comes from the resolved scenario.
@@ -439,8 +477,8 @@ class ReportFold:
             RequestPlaced: self._placed,
             RequestAdmitted: self._admitted,
             RequestPreempted: self._preempted,
-            PassEnded: lambda time_ms, event: self._passes_ended((time_ms,), event),
-            PassesEnded: lambda _, event: self._passes_ended(event.ends_ms, event),
+            PassEnded: self._pass_ended,
+            PassesEnded: self._passes_ended,
             RequestEnded: self._ended,
             RequestSkipped: self._plays.skipped,
             PlaySettled: self._plays.settled,
@@ -600,21 +638,41 @@ class ReportFold:
         self._track(event.request, "preempted")
         self._rank(event).preemptions += 1
 
-    def _passes_ended(self, ends_ms: Sequence[float], event: PassEnded | PassesEnded) -> None:
-        """Passes that ended at these times [ms], in order, and did the same."""
-        rank = self._rank(event)
-        rank.passes += len(ends_ms)
-        rank.prefill_tokens += event.prefill_tokens * len(ends_ms)
-        # With separate pools decode makes all visible tokens; what a prefill pass produced is dropped.
-        if event.emitted and event.role != _PREFILL_ROLE:
+    def _pass_ended(self, time_ms: float, event: PassEnded) -> None:
+        if self._passes_gave_tokens(event, 1):
             times_ms = self._token_times_ms
-            rank.output_tokens += len(event.emitted) * len(ends_ms)
+            try:
+                for request in event.emitted:
+                    times_ms[request].append(time_ms)
+            except KeyError as missing:
+                raise self._token_without_admission(missing.args[0]) from None
+
+    def _passes_ended(self, _: float, event: PassesEnded) -> None:
+        ends_ms = event.ends_ms
+        if self._passes_gave_tokens(event, len(ends_ms)):
+            times_ms = self._token_times_ms
             try:
                 for request in event.emitted:
                     times_ms[request].extend(ends_ms)
             except KeyError as missing:
-                self._track(missing.args[0], "given a token")
-                raise InvariantViolation(f"request {missing.args[0]}: given a token before its admission") from None
+                raise self._token_without_admission(missing.args[0]) from None
+
+    def _passes_gave_tokens(self, event: PassEnded | PassesEnded, passes: int) -> bool:
+        """Count passes that did the same; whether their tokens are visible ones.
+
+        With separate pools decode makes all visible tokens; what a prefill pass produced is dropped.
+        """
+        rank = self._rank(event)
+        rank.passes += passes
+        rank.prefill_tokens += event.prefill_tokens * passes
+        if not event.emitted or event.role == _PREFILL_ROLE:
+            return False
+        rank.output_tokens += len(event.emitted) * passes
+        return True
+
+    def _token_without_admission(self, request: int) -> InvariantViolation:
+        self._track(request, "given a token")
+        return InvariantViolation(f"request {request}: given a token before its admission")
 
     def _ended(self, time_ms: float, event: RequestEnded) -> None:
         track = self._track(event.request, "ended")

@@ -62,7 +62,7 @@ class RequestTrack:
     handoff_ms: dict[str, float] = attrs.Factory(dict)
 
     def admitted_in(self, pool: str) -> bool:
-        return any(admission.pool == pool for admission in self.admissions)
+        return pool in [admission.pool for admission in self.admissions]
 
 
 @attrs.frozen(slots=True)
@@ -128,10 +128,13 @@ class EndedRequest:
         }
         decode = self.admissions_in(decode=True)
         if decode:
-            names = ("prefill", "reservation", "transfer", "decode_queue", "decode")
-            steps = [admitted_ms, *(track.handoff_ms[name] for name in HANDOFF_STEPS[:3])]
-            steps += [decode[0].at_ms, self.first_token_ms]
-            parts.update((name, stop - start) for name, start, stop in zip(names, steps, steps[1:], strict=False))
+            held_ms, reserved_ms, activated_ms = [track.handoff_ms[name] for name in HANDOFF_STEPS[:3]]
+            decoding_ms = decode[0].at_ms
+            parts["prefill"] = held_ms - admitted_ms
+            parts["reservation"] = reserved_ms - held_ms
+            parts["transfer"] = activated_ms - reserved_ms
+            parts["decode_queue"] = decoding_ms - activated_ms
+            parts["decode"] = self.first_token_ms - decoding_ms
         else:
             parts["prefill"] = self.first_token_ms - admitted_ms
         return parts

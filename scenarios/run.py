@@ -129,7 +129,9 @@ def run_scenario(
             if on_row is not None:
                 on_row(row)
 
-        fold = ReportFold(_run_info(scenario, scenario.seed, program_version()), add_row)
+        rows_wanted = folder is not None or scripted is not None or on_row is not None
+        info = _run_info(scenario, scenario.seed, program_version())
+        fold = ReportFold(info, add_row if rows_wanted else None)
         if folder is not None:
             kernel.add_sink(outputs.add_record, may_be_late=True)
         if verifier is not None:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from g2sim.actors.config import SlaConfig
 from g2sim.actors.rounding import add_up, round_half_away
@@ -27,7 +28,6 @@ _PERCENTILES = {"median": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99}
 _ACCURACY = 0.001  # the sketch's relative accuracy, "alpha" in the paper
 _GAMMA = (1 + _ACCURACY) / (1 - _ACCURACY)
 _LOG_GAMMA = math.log1p(2 * _ACCURACY / (1 - _ACCURACY))
-_MOST_VALUES = 10_000
 _BIN_MIDDLE = 2.0 / (1.0 + _GAMMA)
 
 
@@ -74,11 +74,10 @@ class StreamedDistribution:
     """Distribution of samples that are not kept: exact min and max, Welford's moments, percentiles from a sketch.
 
     Bin k of the sketch holds the values in (gamma**(k-1), gamma**k] and answers with a value that is within 0.1 % of
-    each of them, so a percentile can lie outside [min, max]. Zeros are counted apart. Samples are mostly equal to
-    others: they are counted, and go to their bins when many values have come together.
+    each of them, so a percentile can lie outside [min, max]. Zeros are counted apart.
     """
 
-    __slots__ = ("_bins", "_count", "_max", "_mean", "_min", "_squares", "_values", "_zeros")
+    __slots__ = ("_bins", "_count", "_max", "_mean", "_min", "_squares", "_zeros")
 
     def __init__(self) -> None:
         self._count = 0
@@ -87,47 +86,56 @@ class StreamedDistribution:
         self._min = math.inf
         self._max = -math.inf
         self._zeros = 0
-        self._bins: Counter[int] = Counter()
-        self._values: Counter[float] = Counter()  # that are not in their bins yet
+        self._bins: dict[int, int] = {}
 
     @property
     def count(self) -> int:
         return self._count
 
-    def extend(self, samples: Sequence[float]) -> None:
-        """Take samples, each >= 0 and finite, in this order. Grouping into calls makes no difference.
+    def extend(self, samples: Sequence[float] | npt.NDArray[np.float64]) -> None:
+        """Take samples, each >= 0 and finite, in this order. Grouping into calls makes no difference but to the cost.
+
+        A call costs what some hundred samples do. Samples are mostly equal to others, and the bins see each value of a
+        call once.
 
         Raises: InvariantViolation for a sample out of range; nothing is taken then.
         """
-        if not samples:
+        array = np.asarray(samples, dtype=np.float64)
+        if not array.size:
             return
-        smallest, largest = min(samples), max(samples)
+        found, found_times = np.unique(array, return_counts=True)
+        values: list[float] = found.tolist()
+        smallest, largest = values[0], values[-1]  # NaN is sorted to the end
         if not 0.0 <= smallest <= largest < math.inf:
             raise InvariantViolation(f"samples from {smallest!r} to {largest!r}, each must be >= 0 and finite")
-        # This loop is the cost of a report: one pass per token gap, local names only.
-        mean, squares = self._mean, self._squares
-        for number, sample in enumerate(samples, self._count + 1):
+        if not smallest == largest == self._mean:  # such samples would leave the moments as they are
+            self._add_moments(array.tolist())
+        self._count += len(array)
+        self._min = min(self._min, smallest)
+        self._max = max(self._max, largest)
+        times: list[int] = found_times.tolist()
+        if smallest == 0.0:
+            self._zeros += times[0]
+            del values[0], times[0]
+        bins = self._bins
+        for value, count in zip(values, times, strict=True):
+            key = math.ceil(math.log(value) / _LOG_GAMMA)
+            bins[key] = bins.get(key, 0) + count
+
+    def _add_moments(self, samples: list[float]) -> None:
+        # This loop is the cost of a report: one pass per token gap, local names only. Floats divide by floats sooner.
+        mean, squares, number = self._mean, self._squares, float(self._count)
+        for sample in samples:
+            number += 1.0
             deviation = sample - mean
             mean += deviation / number
             squares += deviation * (sample - mean)
-        self._count, self._mean, self._squares = self._count + len(samples), mean, squares
-        self._min = min(self._min, smallest)
-        self._max = max(self._max, largest)
-        self._values.update(samples)
-        if len(self._values) > _MOST_VALUES:
-            self._fill_bins()
-
-    def _fill_bins(self) -> None:
-        self._zeros += self._values.pop(0.0, 0)
-        for value, times in self._values.items():
-            self._bins[math.ceil(math.log(value) / _LOG_GAMMA)] += times
-        self._values.clear()
+        self._mean, self._squares = mean, squares
 
     def result(self) -> Distribution:
         """The distribution of what was taken so far."""
         if self._count == 0:
             return Distribution()
-        self._fill_bins()
         keys = sorted(self._bins)
         totals = list(itertools.accumulate((self._bins[key] for key in keys), initial=self._zeros))[1:]
 

@@ -45,6 +45,7 @@ from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
 from g2sim.scenarios.report import ReportFold, RunInfo, report_text, row_text
 from g2sim.scenarios.request_rows import HANDOFF_STEPS
+from g2sim.scenarios.statistics import StreamedDistribution
 
 CLIENT = {"worker": 0, "role": "aggregated", "dp_rank": 0}
 
@@ -481,10 +482,37 @@ def test_a_figure_that_is_not_a_number_is_refused_as_text() -> None:
 
 
 def test_finished_requests_are_forgotten() -> None:
-    """F76: what is held is the open requests and one number for each metric, never rows or token times."""
+    """F76: what is held is the open requests, one number for each metric, and some token times; never rows."""
     folding = ReportFold(run_info())
     for number in range(50):
         for time_ms, event in served(number, number + 1.0, number + 1.5, at=float(number)):
             folding.apply(Record(time_ms + number, "test", 0, event))
     assert (folding._live, folding._token_times_ms) == ({}, {})
     assert folding.finish()["summary"]["completed_requests"] == 50
+
+
+@pytest.mark.parametrize("tokens_of_each", [(1, 2, 9000, 3, 0, 700), (40,) * 300, (4095, 1, 2, 2), (5000, 5000)])
+def test_token_gaps_are_those_within_each_request_in_order_of_the_ends(tokens_of_each: tuple[int, ...]) -> None:
+    """A plain model takes one gap after the other; zeros among them have no reciprocal."""
+    folding = ReportFold(run_info())
+    now_ms, gaps = 0.0, StreamedDistribution()
+    per_user = StreamedDistribution()
+    for number, tokens in enumerate(tokens_of_each):
+        events: list[tuple[float, Any]] = [(now_ms, arrived(number)), (now_ms, placed(number))]
+        events.append((now_ms, admitted(number)))
+        before_ms = None
+        for token in range(tokens):
+            now_ms += 0.1 * ((7 * token + number) % 5)
+            events.append((now_ms, pass_ended(number)))
+            if before_ms is not None:
+                gap_ms = now_ms - before_ms
+                gaps.extend([gap_ms])
+                per_user.extend([1000.0 / gap_ms] if gap_ms > 0.0 else [])
+            before_ms = now_ms
+        for time_ms, event in [*events, (now_ms, ended(number))]:
+            folding.apply(Record(time_ms, "test", 0, event))
+        if number % 2:
+            folding.finish()  # asked in between, it must not change what follows
+    summary = folding.finish()["summary"]
+    expected = gaps.result().named("itl_ms") | per_user.result().named("output_token_throughput_per_user")
+    assert {name: summary[name] for name in expected} == expected

@@ -170,6 +170,22 @@ def test_a_sample_out_of_range_is_refused_and_nothing_of_its_batch_is_taken(wron
     assert stream.result() == streamed([2.0])
 
 
+@given(st.floats(0.0, 1e9), st.integers(1, 40), SAMPLES)
+def test_samples_equal_to_the_mean_count_and_move_nothing(same: float, times: int, others: list[float]) -> None:
+    """The recurrence, where a call brings nothing but the mean so far."""
+    stream = StreamedDistribution()
+    for batch in ([same], [same] * times, others):
+        stream.extend(batch)
+    mean = squares = 0.0
+    for count, sample in enumerate([same] * (times + 1) + others, 1):
+        before = sample - mean
+        mean = mean + before / count
+        squares = squares + before * (sample - mean)
+    figures = stream.result()
+    assert stream.count == 1 + times + len(others)
+    assert (figures.mean, figures.std) == (mean, math.sqrt(squares / stream.count))
+
+
 FIRST_10_LAST_30 = {"tokens": 11, "ttft_ms": 10.0, "e2e_ms": 30.0, "lifetime_ms": 30.0}
 ONE_TOKEN = {"tokens": 1, "ttft_ms": 10.0, "e2e_ms": 10.0, "lifetime_ms": 10.0}
 NO_TOKEN = {"tokens": 0, "ttft_ms": None, "e2e_ms": None, "lifetime_ms": 10.0}
