@@ -556,7 +556,7 @@ class HostPool:
         if transfer.book is not self._book:
             self._cleared_blocks -= len(transfer.block_hashes)
 
-    def make_recent(self, keys: tuple[int, ...]) -> None:
+    def make_recent(self, keys: Sequence[int]) -> None:
         """Make each evictable block youngest, last to first, so that a prefix is never older than what follows it."""
         self._evictable.touch(keys)
 

@@ -26,15 +26,15 @@ class Recency:
             bound on memory, without effect on results.
     """
 
-    __slots__ = ("_blocks", "_most_noted", "_noted_blocks", "_notes", "_outdated", "_sorted")
+    __slots__ = ("_blocks", "_by_number", "_most_noted", "_noted_blocks", "_notes", "_outdated", "_sorted")
 
     def __init__(self, most_noted: int = 4096) -> None:
         self._most_noted = most_noted
         self._blocks: set[int] = set()
         self._sorted: list[int] = []  # youngest first; right for blocks that are not outdated
         self._outdated: set[int] = set()  # what may be older there than it is, or is not here any more
-        # What has become young since, the latest last; by identity. Tuples are youngest first, lists in no order.
-        self._notes: dict[int, Sequence[int]] = {}
+        self._notes: dict[int, Sequence[int]] = {}  # what has become young since, the latest last; by identity
+        self._by_number: set[int] = set()  # the notes which are not youngest first, but ordered by number
         self._noted_blocks = 0  # with repetitions
 
     def __len__(self) -> int:
@@ -46,8 +46,11 @@ class Recency:
     def are_among(self, blocks: AbstractSet[int]) -> bool:
         return self._blocks <= blocks
 
-    def touch(self, blocks: tuple[int, ...]) -> None:
-        """Make those of ``blocks``, each of them once, that are here youngest, the first of them last."""
+    def touch(self, blocks: Sequence[int]) -> None:
+        """Make those of ``blocks`` that are here youngest, the first of them last.
+
+        No block is given twice, and the sequence must not change.
+        """
         if id(blocks) not in self._notes:
             self._outdated.update(blocks)
         self._note(blocks)
@@ -55,7 +58,9 @@ class Recency:
     def add(self, blocks: Collection[int]) -> None:
         """Let these be evicted, too, which were not here: the youngest, ordered among themselves by number."""
         self._blocks.update(blocks)
-        self._note(list(blocks))
+        cohort = list(blocks)
+        self._by_number.add(id(cohort))
+        self._note(cohort)
 
     def remove(self, blocks: Collection[int]) -> None:
         """These cannot be evicted any more; some may not have been here."""
@@ -116,7 +121,7 @@ class Recency:
         """Find the order that the notes make: the last note of a block counts."""
         older = self._blocks.copy()
         youngest_first: list[int] = []
-        for note in reversed(self._notes.values()):
+        for number, note in reversed(self._notes.items()):
             if older.issuperset(note):
                 found = list(note)
             elif older.isdisjoint(note):
@@ -124,11 +129,12 @@ class Recency:
             else:
                 found = [block for block in note if block in older]
             older.difference_update(found)
-            if isinstance(note, list):
+            if number in self._by_number:
                 found.sort(reverse=True)
             youngest_first += found
         youngest_first += [block for block in self._sorted if block in older]
         self._sorted = youngest_first
         self._outdated.clear()
         self._notes.clear()
+        self._by_number.clear()
         self._noted_blocks = 0

@@ -196,33 +196,22 @@ class DevicePool:
 
         Returns: the reservation and the hashes whose last copy was evicted, in order; None if there is no room.
         """
-        free = self._free
-        missing = fresh_blocks - len(free)
-        if missing > 0:
-            uses, held = self._uses, self._held
-            spared = len({block for block in hits if not uses[block] and block not in held}) if hits else 0
-            if missing > len(self._inactive) - spared:
-                return None
-        self._use(hits)
-        if missing <= 0:
-            keep = len(free) - fresh_blocks
-            taken = free[keep:]
-            del free[keep:]
-            self.reserved_blocks += fresh_blocks
-            return Reservation(list(hits), taken), []
-        evicted = self._inactive.take_oldest(missing)
-        taken = free + evicted
-        free.clear()
+        taken = self._take(hits, fresh_blocks)
+        if taken is None:
+            return None
+        fresh, removed = taken
         self.reserved_blocks += fresh_blocks
-        return Reservation(list(hits), taken), self._evict(evicted)
+        return Reservation(list(hits), fresh), removed
 
     def allocate(self, hits: Sequence[int], fresh_blocks: int) -> tuple[list[int], list[int]] | None:
         """Use ``hits`` and private copies at once. Returns: the blocks, hits first; and as ``reserve``."""
-        reserved = self.reserve(hits, fresh_blocks)
-        if reserved is None:
+        taken = self._take(hits, fresh_blocks)
+        if taken is None:
             return None
-        reservation, removed = reserved
-        return reservation.hits + self.take_private(reservation, fresh_blocks), removed
+        fresh, removed = taken
+        fresh.reverse()
+        self._begin_private(fresh)
+        return ([*hits, *fresh] if hits else fresh), removed
 
     def still_copied_out(self, blocks: Iterable[int]) -> list[int]:
         """Transfers that still read memory which has been taken anew, each once."""
@@ -247,10 +236,7 @@ class DevicePool:
         taken.reverse()
         del fresh[keep:]
         self.reserved_blocks -= blocks
-        self.copies += blocks
-        uses = self._uses
-        for block in taken:
-            uses[block] = 1
+        self._begin_private(taken)
         return taken
 
     def cancel(self, reservation: Reservation) -> None:
@@ -269,14 +255,11 @@ class DevicePool:
         Returns: the positions, in ``blocks``, of those that are the first copies of their hashes.
         """
         hash_of, primary = self._hash, self._primary
-        twice = [block for block in blocks if hash_of[block] is not None]
-        if twice or len(blocks) != len(hashes):
-            raise InvariantViolation(
-                f"device block {twice[0]} is cached twice"
-                if twice
-                else f"{len(blocks)} blocks for {len(hashes)} hashes"
-            )
-        for block, hash_ in zip(blocks, hashes, strict=True):
+        if len(blocks) != len(hashes):
+            raise InvariantViolation(f"{len(blocks)} device blocks are cached under {len(hashes)} hashes")
+        for block, hash_ in zip(blocks, hashes):  # noqa: B905 - just checked, and it costs time
+            if hash_of[block] is not None:
+                raise InvariantViolation(f"device block {block} is cached twice")
             hash_of[block] = hash_
         first_copies = list(map(primary.setdefault, hashes, blocks))
         if first_copies == blocks:
@@ -355,6 +338,35 @@ class DevicePool:
 
     # -- inside
 
+    def _take(self, hits: Sequence[int], fresh_blocks: int) -> tuple[list[int], list[int]] | None:
+        """Use ``hits`` and take memory: as ``reserve``. Returns: the memory, used from its end; and hashes."""
+        free = self._free
+        missing = fresh_blocks - len(free)
+        if hits:
+            if missing > 0:
+                uses, held = self._uses, self._held
+                spared = {block for block in hits if not uses[block] and block not in held}
+                if missing > len(self._inactive) - len(spared):
+                    return None
+            self._use(hits)
+        elif missing > len(self._inactive):
+            return None
+        if missing <= 0:
+            keep = len(free) - fresh_blocks
+            taken = free[keep:]
+            del free[keep:]
+            return taken, []
+        evicted = self._inactive.take_oldest(missing)
+        taken = free + evicted
+        free.clear()
+        return taken, self._evict(evicted)
+
+    def _begin_private(self, blocks: list[int]) -> None:
+        self.copies += len(blocks)
+        uses = self._uses
+        for block in blocks:
+            uses[block] = 1
+
     def _use(self, blocks: Iterable[int]) -> None:
         uses, held = self._uses, self._held
         for block in blocks:
@@ -377,13 +389,15 @@ class DevicePool:
     def _evict(self, blocks: Sequence[int]) -> list[int]:
         """Evict copies that are inactive no more, in order; returns the hashes of which no other copy is left."""
         hash_of, primary, younger_of = self._hash, self._primary, self._younger
-        hashes = [hash_ for block in blocks if (hash_ := hash_of[block]) is not None]
-        if len(hashes) != len(blocks):
-            raise InvariantViolation("a private device block is inactive")
-        for block in blocks:
-            hash_of[block] = None
         self.copies -= len(blocks)
         self.evicted_blocks += len(blocks)
+        hashes: list[int] = []
+        for block in blocks:
+            hash_ = hash_of[block]
+            if hash_ is None:
+                raise InvariantViolation(f"device block {block} is inactive but private")
+            hash_of[block] = None
+            hashes.append(hash_)
         if not younger_of:
             for hash_ in hashes:
                 del primary[hash_]
