@@ -383,7 +383,10 @@ class DevicePool:
         if private:
             self.copies -= len(private)
             self._free += private
-            blocks = [block for block in blocks if hash_of[block] is not None]
+            if blocks[: len(private)] == private:  # the rest of a request, which fills no block
+                blocks = blocks[len(private) :]
+            else:
+                blocks = [block for block in blocks if hash_of[block] is not None]
         self._inactive.append(blocks)
 
     def _evict(self, blocks: Sequence[int]) -> list[int]:
