@@ -285,16 +285,20 @@ class HostPool:
         keys = message.chain.sequence_hashes
         cohorts = self._book.cohorts
         wanted = keys[message.start : message.stop]
-        missing = [position for position, hash_ in enumerate(wanted, message.start) if hash_ not in cohorts]
+        present = cohorts.keys() & wanted
+        if present:
+            missing = [position for position, hash_ in enumerate(wanted, message.start) if hash_ not in present]
+        else:
+            missing = list(range(message.start, message.start + len(wanted)))
         if not missing:
             return StoreReply(StoreOutcome.PRESENT, None, ())
         if message.busy_sources and not message.busy_sources.isdisjoint(missing):
             return StoreReply(StoreOutcome.NOT_READY, None, ())
         self._catch_up(now_ms)
         client = self._clients[message.client]
-        block_hashes = tuple([keys[position] for position in missing]) if len(missing) < len(wanted) else wanted
+        block_hashes = tuple([keys[position] for position in missing]) if present else wanted
         needed = len(missing) - (self.capacity_blocks - self.used_blocks)
-        victims = self._evictable.take_oldest(needed, set(wanted)) if needed > 0 else []
+        victims = self._evictable.take_oldest(needed, present) if needed > 0 else []
         if victims is None:
             self.outbox.append(
                 ev.StorePutOff(
@@ -309,7 +313,8 @@ class HostPool:
             self._evict(tuple(victims))
         self._residency += 1
         cohort = _Cohort(_runs(message.chain, missing))
-        cohorts.update(dict.fromkeys(block_hashes, cohort))
+        for hash_ in block_hashes:
+            cohorts[hash_] = cohort
         number = self._new_transfer(message.client, message.request, Direction.DEVICE_TO_HOST, block_hashes, cohort)
         client.prepared.append(number)
         self.outbox.append(

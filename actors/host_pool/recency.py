@@ -4,13 +4,12 @@ Owns: which blocks may be evicted, and which of them is the oldest.
 Refuses to know: what a block is, and why it may be evicted.
 
 Most touches never matter: a block is made recent many times before it is evicted. So they are noted as they come, a
-prompt at a time, and the blocks that were oldest before are used up first, without those that the notes speak of. Only
-then do the notes say which blocks are oldest. Noting a touch is one update of a set.
+prompt at a time, and the blocks that were oldest before are used up first, without those that have been touched since.
+Only then do the notes say which blocks are oldest. Noting a touch is one update of a set.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 
@@ -27,14 +26,15 @@ class Recency:
             bound on memory, without effect on results.
     """
 
-    __slots__ = ("_blocks", "_most_noted", "_noted", "_noted_blocks", "_notes", "_sorted")
+    __slots__ = ("_blocks", "_by_number", "_most_noted", "_noted_blocks", "_notes", "_outdated", "_sorted")
 
     def __init__(self, most_noted: int = 4096) -> None:
         self._most_noted = most_noted
         self._blocks: set[int] = set()
-        self._sorted: list[int] = []  # youngest first; right for blocks that are not noted
-        self._notes: dict[int, Sequence[int]] = {}  # each youngest first, the latest last; by identity
-        self._noted: set[int] = set()  # also what has been removed
+        self._sorted: list[int] = []  # youngest first; right for blocks that are not outdated
+        self._outdated: set[int] = set()  # what may be older there than it is, or is not here any more
+        self._notes: dict[int, Sequence[int]] = {}  # what has become young since, the latest last; by identity
+        self._by_number: set[int] = set()  # the notes which are not youngest first, but ordered by number
         self._noted_blocks = 0  # with repetitions
 
     def __len__(self) -> int:
@@ -47,24 +47,25 @@ class Recency:
         return self._blocks <= blocks
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """Make those of ``blocks`` that are here youngest, the first of them last. The sequence must not change."""
-        known = self._notes.pop(id(blocks), None)
-        self._notes[id(blocks)] = blocks
-        if known is None:
-            self._noted.update(blocks)
-            self._noted_blocks += len(blocks)
-            if self._noted_blocks > self._most_noted + _NOTES_PER_BLOCK * len(self._blocks):
-                self._sort()
+        """Make those of ``blocks`` that are here youngest, the first of them last.
+
+        No block is given twice, and the sequence must not change.
+        """
+        if id(blocks) not in self._notes:
+            self._outdated.update(blocks)
+        self._note(blocks)
 
     def add(self, blocks: Collection[int]) -> None:
-        """Let these be evicted, too: the youngest, which are ordered among themselves by number."""
+        """Let these be evicted, too, which were not here: the youngest, ordered among themselves by number."""
         self._blocks.update(blocks)
-        self.touch(sorted(blocks, reverse=True))
+        cohort = list(blocks)
+        self._by_number.add(id(cohort))
+        self._note(cohort)
 
     def remove(self, blocks: Collection[int]) -> None:
         """These cannot be evicted any more; some may not have been here."""
         self._blocks.difference_update(blocks)
-        self._noted.update(blocks)
+        self._outdated.update(blocks)
 
     def take_oldest(self, count: int, spared: set[int]) -> list[int] | None:
         """Remove the ``count`` oldest blocks outside ``spared``; None, and nothing is removed, if there are not enough.
@@ -84,12 +85,13 @@ class Recency:
             oldest = self._sorted[len(taken) - count :]
             del self._sorted[len(taken) - count :]
             oldest.reverse()
-            noted = self._noted
-            found = [block for block in oldest if block not in noted]
-            if not spared.isdisjoint(found):
-                passed += [block for block in found if block in spared]
-                found = [block for block in found if block not in spared]
-            taken += found
+            outdated = self._outdated
+            if not outdated.isdisjoint(oldest):
+                oldest = [block for block in oldest if block not in outdated]
+            if not spared.isdisjoint(oldest):
+                passed += [block for block in oldest if block in spared]
+                oldest = [block for block in oldest if block not in spared]
+            taken += oldest
         passed.reverse()
         self._sorted += passed
         blocks.difference_update(taken)
@@ -107,13 +109,32 @@ class Recency:
         self._sort()
         return tuple(reversed(self._sorted))
 
+    def _note(self, blocks: Sequence[int]) -> None:
+        known = self._notes.pop(id(blocks), None)
+        self._notes[id(blocks)] = blocks
+        if known is None:
+            self._noted_blocks += len(blocks)
+            if self._noted_blocks > self._most_noted + _NOTES_PER_BLOCK * len(self._blocks):
+                self._sort()
+
     def _sort(self) -> None:
         """Find the order that the notes make: the last note of a block counts."""
-        blocks, noted = self._blocks, self._noted
-        youngest_first = dict.fromkeys(itertools.chain.from_iterable(reversed(self._notes.values())))
-        older = [block for block in self._sorted if block not in noted]
-        self._sorted = [block for block in youngest_first if block in blocks]
-        self._sorted += older
+        older = self._blocks.copy()
+        youngest_first: list[int] = []
+        for number, note in reversed(self._notes.items()):
+            if older.issuperset(note):
+                found = list(note)
+            elif older.isdisjoint(note):
+                continue
+            else:
+                found = [block for block in note if block in older]
+            older.difference_update(found)
+            if number in self._by_number:
+                found.sort(reverse=True)
+            youngest_first += found
+        youngest_first += [block for block in self._sorted if block in older]
+        self._sorted = youngest_first
+        self._outdated.clear()
         self._notes.clear()
-        noted.clear()
+        self._by_number.clear()
         self._noted_blocks = 0

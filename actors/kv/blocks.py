@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import attrs
 from xxhash import xxh3_64_intdigest
@@ -76,8 +76,10 @@ def reusable_blocks(prompt_tokens: int, block_size_tokens: int) -> int:
     return (prompt_tokens - 1) // block_size_tokens
 
 
-def consecutive(positions: Iterable[int]) -> list[tuple[int, int]]:
+def consecutive(positions: Sequence[int]) -> list[tuple[int, int]]:
     """Runs of ascending positions without a gap, each as (first, last + 1)."""
+    if positions and positions[-1] - positions[0] == len(positions) - 1:
+        return [(positions[0], positions[-1] + 1)]
     runs: list[tuple[int, int]] = []
     start = stop = -1
     for position in positions:

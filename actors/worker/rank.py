@@ -15,7 +15,7 @@ import enum
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, MutableSequence
+from collections.abc import Callable, Collection, Generator, MutableSequence
 from typing import Any
 
 import attrs
@@ -1179,7 +1179,7 @@ def _insert_by_order(sequences: MutableSequence[Sequence], new: Sequence) -> Non
     sequences.insert(at, new)
 
 
-def _stored_runs(seq: Sequence, start: int, fresh: Iterable[int]) -> list[DeviceChange]:
+def _stored_runs(seq: Sequence, start: int, fresh: list[int]) -> list[DeviceChange]:
     """One change for each contiguous run of positions; ``fresh`` counts them from ``start``."""
     return [
         StoredRun(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-import struct
+from array import array
 from collections.abc import Collection
 
 import attrs
@@ -195,8 +195,7 @@ class Sequence:
             data = self.output_ids[first_output:last_output].astype("<u4", copy=False).tobytes()
         else:
             base = OUTPUT_TOKEN_BASE + self.output_base
-            ids = range(base + first_output, base + last_output)
-            data = struct.pack(f"<{len(ids)}I", *ids)
+            data = array("I", range(base + first_output, base + last_output)).tobytes()
         if start < self.prompt_tokens:
             data = self.prompt.tokens(start, self.prompt_tokens).astype("<u4", copy=False).tobytes() + data
         own = tokens_hash(data)

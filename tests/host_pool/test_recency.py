@@ -14,6 +14,7 @@ PROMPTS = ((3, 1, 4), (3, 1, 5, 2), (6, 0), (7,), (0, 1, 2, 3, 4, 5, 6, 7))
 STEPS = st.one_of(
     st.tuples(st.just("touch"), st.sampled_from(PROMPTS)),
     st.tuples(st.just("add"), st.lists(BLOCKS, unique=True, max_size=8)),
+    st.tuples(st.just("add prompt"), st.sampled_from(PROMPTS)),
     st.tuples(st.just("remove"), st.lists(BLOCKS, max_size=3)),
     st.tuples(st.just("take"), st.integers(0, 3), st.frozensets(BLOCKS, max_size=5)),
     st.tuples(st.just("take all")),
@@ -50,6 +51,9 @@ def test_any_steps_leave_the_order_that_one_gets_step_by_step(steps: list[tuple[
             new = [block for block in more[0] if block not in model.order]
             recency.add(new)
             model.order += sorted(new)
+        elif kind == "add prompt" and not set(more[0]) & set(model.order):  # the very object that is touched
+            recency.add(more[0])
+            model.order += sorted(more[0])
         elif kind == "remove":
             recency.remove(more[0])
             model.remove(more[0])
@@ -62,7 +66,7 @@ def test_any_steps_leave_the_order_that_one_gets_step_by_step(steps: list[tuple[
         elif kind == "take all":
             assert list(recency.take_all()) == model.order
             model.order = []
-        else:
+        elif kind == "look":
             assert list(recency.in_order()) == model.order
         assert len(recency) == len(model.order)
         assert {block for block in range(8) if block in recency} == set(model.order)

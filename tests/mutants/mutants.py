@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant(
         "a store lands as the oldest block",
         RECENCY,
-        "        self.touch(sorted(blocks, reverse=True))\n",
+        "        self._note(cohort)\n",
         "        self._sorted += sorted(blocks, reverse=True)\n",
         "tests/host_pool",
     ),
@@ -108,15 +108,15 @@ MUTANTS = (
     Mutant(
         "the youngest G1 block goes first",
         DEVICE,
-        "itertools.islice(inactive, missing)",
-        "itertools.islice(reversed(inactive), missing)",
+        "        self._entries += blocks\n",
+        "        self._entries[self._oldest_at : self._oldest_at] = reversed(blocks)\n",
         "tests/worker",
     ),
     Mutant(
         "hits count as room for fresh blocks",
         DEVICE,
-        "if missing > len(inactive) - spared:",
-        "if missing > len(inactive):",
+        "if missing > len(self._inactive) - len(spared):",
+        "if missing > len(self._inactive):",
         "tests/worker",
     ),
     Mutant(
@@ -136,8 +136,8 @@ MUTANTS = (
     Mutant(
         "blocks that are copied out can be evicted",
         DEVICE,
-        "            self._use(blocks)\n",
-        "            self._use(blocks)\n            self.release(blocks)\n",
+        "unused = [block for block in unused if block not in held]",
+        "unused = list(unused)",
         "tests/worker",
     ),
     Mutant(

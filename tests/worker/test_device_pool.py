@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from g2sim.actors.worker.device_pool import DevicePool, Reservation
+from g2sim.actors.worker.device_pool import DevicePool, EvictionOrder, Reservation
 from g2sim.bus.errors import InvariantViolation
 
 HASHES = range(100, 106)
@@ -54,6 +54,26 @@ def test_a_reference_cannot_be_given_back_twice() -> None:
     pool.release([block])
     with pytest.raises(InvariantViolation, match=f"block {block} is released more often"):
         pool.release([block])
+
+
+def test_as_many_blocks_are_cached_as_hashes() -> None:
+    pool = DevicePool(2)
+    allocated = pool.allocate([], 2)
+    assert allocated is not None
+    with pytest.raises(InvariantViolation, match="2 device blocks are cached under 1 hashes"):
+        pool.cache(allocated[0], [1])
+
+
+@pytest.mark.parametrize("in_use", [True, False])
+def test_two_transfers_cannot_hold_a_block_nor_one_a_block_that_nobody_uses(in_use: bool) -> None:
+    pool = DevicePool(2)
+    chain = cached_chain(pool, [1, 2])
+    if in_use:
+        pool.begin_copy_out(chain[1:], 8, hold=True)
+    else:
+        release_request(pool, chain[1:])
+    with pytest.raises(InvariantViolation, match="transfer 9 copies device blocks"):
+        pool.begin_copy_out(chain, 9, hold=True)
 
 
 def test_the_check_finds_memory_that_is_counted_twice() -> None:
@@ -212,7 +232,34 @@ def test_what_is_cleared_in_use_is_found_no_more_and_free_with_its_last_use() ->
     pool.check()
 
 
-# -- the model
+# -- the models
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["append", "leave", "take", "look"]), st.integers(0, 5)), max_size=40),
+    most_outdated=st.integers(0, 6),
+)
+def test_blocks_are_evicted_in_the_order_of_a_list(steps: list[tuple[str, int]], most_outdated: int) -> None:
+    """Blocks come in runs, leave from the middle and come again, and are taken as the oldest; few entries are kept."""
+    order, model = EvictionOrder(most_outdated), list[int]()
+    for kind, number in steps:
+        if kind == "append":
+            run = [block for block in (5, 3, 0, 4, 1, 2)[number:] if block not in model]
+            order.append(run)
+            model += run
+        elif kind == "leave" and number in model:
+            order.leave(number)
+            model.remove(number)
+        elif kind == "take":
+            count = min(number, len(model))
+            assert order.take_oldest(count) == model[:count]
+            del model[:count]
+        elif kind == "look":
+            assert order.in_order() == model
+        assert len(order) == len(model)
+        assert len(order._entries) <= 2 * (len(model) + most_outdated) + 1
+    assert order.in_order() == model
 
 
 class Copy:
