@@ -54,6 +54,11 @@ def event_type(tag: str, version: int, cls: type[Any]) -> EventType:
     return EventType(tag, version, cls, names, operator.attrgetter(*names) if names else lambda _: ())
 
 
+Row = tuple[float, str, int, type[Any], tuple[Any, ...]]
+"""A record of which only the event's values are there: time [ms], source, cause, type of the event, values in wire
+order. See ``Record``."""
+
+
 BY_TAG: dict[str, EventType] = {}
 BY_CLASS: dict[type[Any], EventType] = {}
 
