@@ -29,6 +29,7 @@ INT_MAX: Final = 2**64 - 1
 
 _PLAIN: Final = frozenset((type(None), bool, int, float, str, bytes))
 _PLAIN_OR_TUPLE: Final = _PLAIN | {tuple}
+_PLAIN_BUT_FLOAT: Final = _PLAIN - {float}
 _pack: Final = msgpack.Packer().pack
 # Three times as fast, with the same bytes for plain values. It takes many others that must be refused.
 _pack_plain: Final = msgspec.msgpack.Encoder().encode
@@ -84,30 +85,35 @@ def encode(value: Any) -> bytes:
 class AlikeEncoder:
     """``encode`` for tuples most of which have items of the same types as one before: only those, but quicker."""
 
-    __slots__ = ("_kinds", "_tuples")
+    __slots__ = ("_floats", "_kinds", "_tuples")
 
     def __init__(self) -> None:
         self._kinds: list[type[Any]] = []
+        self._floats: list[int] = []
         self._tuples: list[int] = []
 
     def encode(self, value: tuple[Any, ...]) -> bytes | None:
         """The bytes that ``encode`` gives; None if it has to be asked, be it for a refusal."""
         if [*map(type, value)] != self._kinds:
             return None
+        for idx in self._floats:
+            if not -math.inf < value[idx] < math.inf:
+                return None
         for idx in self._tuples:
-            if not _PLAIN.issuperset(map(type, value[idx])):
+            if not _PLAIN_BUT_FLOAT.issuperset(map(type, value[idx])):
                 return None
         try:
-            payload = _pack_plain(value)
+            payload: bytes = _pack_plain(value)
         except (OverflowError, ValueError):
             return None
-        return None if _maybe_not_finite(payload) else payload
+        return payload
 
     def learn(self, value: tuple[Any, ...]) -> None:
         """Expect tuples like this one, which ``encode`` has taken; forget what was expected before."""
         kinds = [*map(type, value)]
         if _PLAIN_OR_TUPLE.issuperset(kinds):
             self._kinds = kinds
+            self._floats = [idx for idx, kind in enumerate(kinds) if kind is float]
             self._tuples = [idx for idx, kind in enumerate(kinds) if kind is tuple]
 
 

@@ -293,8 +293,11 @@ class _Outputs:
 
     def add_row(self, row: dict[str, Any]) -> None:
         if self._log is not None:
-            with _written(self._partial / ROWS_NAME):
-                self._rows.write(row_text(row))
+            text = row_text(row)
+            try:
+                self._rows.write(text)
+            except OSError as problem:
+                raise _cannot_write(self._partial / ROWS_NAME, problem) from problem
 
     def finish(self, report: Report, kernel: Kernel) -> str | None:
         """Write what is left and put the folder in its place. Returns the log's digest."""
@@ -353,7 +356,11 @@ def _written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise OutputFailed(f"{path}: cannot be written: {problem.strerror or problem}") from problem
+        raise _cannot_write(path, problem) from problem
+
+
+def _cannot_write(path: Path, problem: OSError) -> OutputFailed:
+    return OutputFailed(f"{path}: cannot be written: {problem.strerror or problem}")
 
 
 def _check_room(folder: Path, overwrite: bool) -> None:

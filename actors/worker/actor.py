@@ -717,17 +717,45 @@ class WorkerActor:
         if not rank.notes_changes:
             rank.drop_changes()
             return
-        changes = [
-            *[_kv_event(place, _DEVICE, change, type(change) is RemovedBlocks) for change in rank.device_changes],
-            *[_kv_event(place, _HOST_PINNED, change, not change.stored) for change in rank.host_changes],
-            *[_kv_event(place, _DEVICE, change, type(change) is RemovedBlocks) for change in rank.restored],
-        ]
-        for event_type, values in changes:
-            if late_ms is None:
-                port.publish_values(event_type, values)
-            else:
-                port.publish_late_values(late_ms, Phase.PASS_END, event_type, values)
+        for change in rank.device_changes:
+            self._publish_change(place, _DEVICE, change, type(change) is RemovedBlocks, port, late_ms)
+        for host_change in rank.host_changes:
+            self._publish_change(place, _HOST_PINNED, host_change, not host_change.stored, port, late_ms)
+        for change in rank.restored:
+            self._publish_change(place, _DEVICE, change, type(change) is RemovedBlocks, port, late_ms)
         rank.drop_changes()
+
+    def _publish_change(
+        self,
+        place: RankPlace,
+        tier: str,
+        change: DeviceChange | PoolChange,
+        removed: bool,
+        port: Port,
+        late_ms: float | None,
+    ) -> None:
+        """Publish the rank's next KV event."""
+        event_type: type[Any]
+        values: tuple[Any, ...]
+        if removed:
+            event_type, values = BlocksRemoved, (*place.named, place.next_event_id, tier, change.block_hashes)
+        else:
+            stored: Any = change
+            event_type = BlocksStored
+            values = (
+                *place.named,
+                place.next_event_id,
+                tier,
+                stored.parent_hash,
+                stored.start_position,
+                stored.block_hashes,
+                stored.tokens_hashes,
+            )
+        place.next_event_id += 1
+        if late_ms is None:
+            port.publish_values(event_type, values)
+        else:
+            port.publish_late_values(late_ms, Phase.PASS_END, event_type, values)
 
     # -- inside
 
@@ -760,26 +788,6 @@ class WorkerActor:
         reply = own_pool.serve(message, port.now_ms)
         _publish_outbox(own_pool, port)
         return reply
-
-
-def _kv_event(
-    place: RankPlace, tier: str, change: DeviceChange | PoolChange, removed: bool
-) -> tuple[type[Any], tuple[Any, ...]]:
-    """The rank's next KV event: its type, and its values in wire order."""
-    event_id = place.next_event_id
-    place.next_event_id = event_id + 1
-    if removed:
-        return BlocksRemoved, (*place.named, event_id, tier, change.block_hashes)
-    stored: Any = change
-    return BlocksStored, (
-        *place.named,
-        event_id,
-        tier,
-        stored.parent_hash,
-        stored.start_position,
-        stored.block_hashes,
-        stored.tokens_hashes,
-    )
 
 
 def _pass_started(place: RankPlace, result: PassResult, compute_start_ms: float, end_ms: float) -> tuple[Any, ...]:
