@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import msgpack
+import msgspec
 
 from g2sim.bus.errors import ProtocolError, shorten
 
@@ -27,7 +28,11 @@ INT_MIN: Final = -(2**63)
 INT_MAX: Final = 2**64 - 1
 
 _PLAIN: Final = frozenset((type(None), bool, int, float, str, bytes))
+_PLAIN_OR_TUPLE: Final = _PLAIN | {tuple}
+_PLAIN_BUT_FLOAT: Final = _PLAIN - {float}
 _pack: Final = msgpack.Packer().pack
+# Three times as fast, with the same bytes for plain values. It takes many others that must be refused.
+_pack_plain: Final = msgspec.msgpack.Encoder().encode
 # A float64 is the byte 0xcb and eight big-endian bytes, and an exponent of all ones means infinity or NaN. Other data
 # can look the same, so a match only asks for a closer look; no match proves that every float is finite.
 _maybe_not_finite: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
@@ -75,6 +80,41 @@ def encode(value: Any) -> bytes:
     if _maybe_not_finite(payload):
         _check(value, 0)
     return payload
+
+
+class AlikeEncoder:
+    """``encode`` for tuples most of which have items of the same types as one before: only those, but quicker."""
+
+    __slots__ = ("_floats", "_kinds", "_tuples")
+
+    def __init__(self) -> None:
+        self._kinds: list[type[Any]] = []
+        self._floats: list[int] = []
+        self._tuples: list[int] = []
+
+    def encode(self, value: tuple[Any, ...]) -> bytes | None:
+        """The bytes that ``encode`` gives; None if it has to be asked, be it for a refusal."""
+        if [*map(type, value)] != self._kinds:
+            return None
+        for idx in self._floats:
+            if not -math.inf < value[idx] < math.inf:
+                return None
+        for idx in self._tuples:
+            if not _PLAIN_BUT_FLOAT.issuperset(map(type, value[idx])):
+                return None
+        try:
+            payload: bytes = _pack_plain(value)
+        except (OverflowError, ValueError):
+            return None
+        return payload
+
+    def learn(self, value: tuple[Any, ...]) -> None:
+        """Expect tuples like this one, which ``encode`` has taken; forget what was expected before."""
+        kinds = [*map(type, value)]
+        if _PLAIN_OR_TUPLE.issuperset(kinds):
+            self._kinds = kinds
+            self._floats = [idx for idx, kind in enumerate(kinds) if kind is float]
+            self._tuples = [idx for idx, kind in enumerate(kinds) if kind is tuple]
 
 
 def decode(payload: bytes, *, lists: bool = False) -> Any:

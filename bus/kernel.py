@@ -25,14 +25,13 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
-from operator import itemgetter
 from typing import Any, Protocol
 
 import attrs
 
 from g2sim.bus.asking import answer_to
 from g2sim.bus.errors import Deadlock, InvariantViolation, ProtocolError
-from g2sim.bus.events import SIGNALS, Record
+from g2sim.bus.events import BY_CLASS, SIGNALS, Record, Row
 from g2sim.bus.streams import RandomStream
 
 _MAX_INSTANTS = 4096
@@ -262,7 +261,14 @@ class Port:
 
     def hears(self, event_type: type[Any]) -> bool:
         """Whether anybody is handed events of this type; one that nobody hears need not be made."""
-        return bool(self._kernel.hearers(event_type))
+        return self._kernel.hearers[event_type].anybody
+
+    def publish_values(self, event_type: type[Any], values: tuple[Any, ...]) -> None:
+        """``publish`` for an event of a type in the record, given by its values in wire order.
+
+        The event itself is made only if somebody wants more than its values, which the log does not.
+        """
+        self._kernel.publish_values(self._slot.name, event_type, values)
 
     def may_defer(self, *event_types: type[Any]) -> bool:
         """Whether turns may be put off that publish nothing but events of these types.
@@ -348,8 +354,14 @@ class Port:
         Args:
             order: of the actor whose turn it is, which has asked this one; None for this one.
         """
-        slot = self._slot
-        self._kernel.late.append((time_ms, phase, slot.order if order is None else order, slot.name, event))
+        slot, late = self._slot, self._kernel.late
+        turn_of = slot.order if order is None else order
+        late.append((time_ms, phase, turn_of, len(late), slot.name, type(event), (), event))
+
+    def publish_late_values(self, time_ms: float, phase: int, event_type: type[Any], values: tuple[Any, ...]) -> None:
+        """``publish_values`` for a deferred turn at that time, in that phase."""
+        slot, late = self._slot, self._kernel.late
+        late.append((time_ms, phase, slot.order, len(late), slot.name, event_type, values, None))
 
     def pass_instants(self, times_ms: Sequence[float]) -> None:
         """Say at which instants the deferred turns that are being taken have had an effect; in order, up to now."""
@@ -361,7 +373,56 @@ class Port:
 
 
 Sink = Callable[[Record], None]
+RowSink = Callable[[Sequence[Row]], None]
+_Late = tuple[float, int, int, int, str, type[Any], tuple[Any, ...], Any]
+"""What a deferred turn publishes: time [ms], phase, order of its actor, a number that keeps the order within the turn,
+source, type of the event, its values and None, or nothing and the event."""
 InstantObserver = Callable[[Sequence[float]], None]
+
+
+class Hearers:
+    """Who is handed events of one type.
+
+    Attributes:
+        row_sinks: they get its values.
+        sinks: they get records: first sinks, then subscriptions, each in the order of addition.
+        late_sinks: the same, as they take records of deferred turns.
+        anybody: there is one of them.
+        may_be_late: none of them has to hear of an event at once.
+        after_late: one of them may be late, so that what deferred turns publish has to be told before.
+        counted: a turn that publishes such an event counts as one that publishes, see ``Record``.
+    """
+
+    __slots__ = ("after_late", "anybody", "counted", "late_sinks", "may_be_late", "row_sinks", "sinks")
+
+    def __init__(
+        self,
+        row_sinks: Sequence[RowSink],
+        sinks: Sequence[tuple[Sink, bool]],
+        listeners: Sequence[Listener],
+        *,
+        in_record: bool,
+    ) -> None:
+        self.row_sinks = tuple(row_sinks)
+        subscriptions = [one for one in listeners if isinstance(one, Subscription)]
+        patient = [one for one in subscriptions if not one.wakes]
+        self.sinks: tuple[Sink, ...] = (*[sink for sink, _ in sinks], *[one.deliver for one in listeners])
+        self.late_sinks: tuple[Sink, ...] = (*[sink for sink, _ in sinks], *[one.deliver_late for one in patient])
+        self.anybody = bool(self.row_sinks or self.sinks)
+        self.may_be_late = all(late for _, late in sinks) and len(patient) == len(listeners)
+        self.after_late = bool(self.row_sinks or subscriptions) or any(late for _, late in sinks)
+        # What a sink hears beside the record must not change the record.
+        self.counted = in_record or bool(listeners)
+
+
+class _HearersByType(dict[type[Any], Hearers]):
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self._kernel = kernel
+
+    def __missing__(self, event_type: type[Any]) -> Hearers:
+        found = self[event_type] = self._kernel.find_hearers(event_type)
+        return found
 
 
 class Kernel:
@@ -383,7 +444,7 @@ class Kernel:
         self.stopped_at_limit = False
         self.retries: list[Envelope] = []
         self.deferred: dict[Slot, Deferred] = {}
-        self.late: list[tuple[float, int, int, str, Any]] = []
+        self.late: list[_Late] = []
         self.at_work = -1
         self.slots: list[Slot] = []
         self.streams: dict[str, RandomStream] = {}
@@ -396,15 +457,13 @@ class Kernel:
         self._instants: list[float] = []
         self._told_instant_ms = 0.0
         self._sinks: list[tuple[Sink, frozenset[type[Any]] | None, bool]] = []
+        self._row_sinks: list[RowSink] = []
         self._turn_observers: list[Callable[[], None]] = []
         self._instant_observers: list[InstantObserver] = []
         self._subscriptions: dict[type[Any], list[Listener]] = {}
         self._cause = -1
         self._cause_turn = -1
-        self._hearers: dict[type[Any], tuple[Sink, ...]] = {}
-        self._may_be_late: dict[type[Any], bool] = {}
-        self._late_hearers: dict[type[Any], tuple[Sink, ...]] = {}
-        self._after_late: set[type[Any]] = set()
+        self.hearers = _HearersByType(self)
 
     # -- set-up
 
@@ -452,6 +511,11 @@ class Kernel:
         self._sinks.append((sink, None if event_types is None else frozenset(event_types), may_be_late))
         self._forget_hearers()
 
+    def add_row_sink(self, sink: RowSink) -> None:
+        """Hand every record but signals to ``sink`` as rows, in order, some at a time; those of deferred turns late."""
+        self._row_sinks.append(sink)
+        self._forget_hearers()
+
     def observe_turns(self, observer: Callable[[], None]) -> None:
         """Call ``observer`` after every turn but deferred ones. Observers change nothing."""
         self._turn_observers.append(observer)
@@ -494,48 +558,55 @@ class Kernel:
         return envelope
 
     def publish(self, source: str, event: Any) -> None:
-        hearers = self.hearers(type(event))
-        if hearers:
-            if self.late or (self.deferred and type(event) in self._after_late):
-                self.take_deferred()
-            if self._cause_turn != self.turn_idx:
-                self._cause_turn = self.turn_idx
-                self._cause += 1
-            record = Record(self.now_ms, source, self._cause, event)
-            for hear in hearers:
-                hear(record)
+        hearers = self.hearers[type(event)]
+        if hearers.anybody:
+            self._begin_to_publish(hearers)
+            if hearers.row_sinks:
+                kind = type(event)
+                self._hand_out_row(hearers, source, kind, BY_CLASS[kind].values(event))
+            if hearers.sinks:
+                record = Record(self.now_ms, source, self._cause, event)
+                for hear in hearers.sinks:
+                    hear(record)
 
-    def hearers(self, event_type: type[Any]) -> tuple[Sink, ...]:
-        """Who is handed events of a type: sinks, then subscriptions, each in the order of addition."""
-        found = self._hearers.get(event_type)
-        if found is None:
-            sinks = self._sinks_of(event_type)
-            listeners = self._subscriptions.get(event_type, ())
-            found = (*[sink for sink, _ in sinks], *[listener.deliver for listener in listeners])
-            self._hearers[event_type] = found
-            if any(may_be_late for _, may_be_late in sinks) or any(isinstance(one, Subscription) for one in listeners):
-                self._after_late.add(event_type)
-        return found
+    def publish_values(self, source: str, event_type: type[Any], values: tuple[Any, ...]) -> None:
+        """See ``Port.publish_values``."""
+        hearers = self.hearers[event_type]
+        if hearers.anybody:
+            self._begin_to_publish(hearers)
+            if hearers.row_sinks:
+                self._hand_out_row(hearers, source, event_type, values)
+            if hearers.sinks:
+                record = Record(self.now_ms, source, self._cause, BY_CLASS[event_type].build(values))
+                for hear in hearers.sinks:
+                    hear(record)
 
-    def _sinks_of(self, event_type: type[Any]) -> list[tuple[Sink, bool]]:
-        """The sinks that hear of a type, each with whether it may be late."""
+    def _begin_to_publish(self, hearers: Hearers) -> None:
+        if self.late or (self.deferred and hearers.after_late):
+            self.take_deferred()
+        if self._cause_turn != self.turn_idx and hearers.counted:
+            self._cause_turn = self.turn_idx
+            self._cause += 1
+
+    def _hand_out_row(self, hearers: Hearers, source: str, event_type: type[Any], values: tuple[Any, ...]) -> None:
+        rows = ((self.now_ms, source, self._cause, event_type, values),)
+        for take in hearers.row_sinks:
+            take(rows)
+
+    def find_hearers(self, event_type: type[Any]) -> Hearers:
+        """Who is handed events of a type; ``hearers`` remembers it."""
         in_record = event_type not in SIGNALS
-        return [
+        sinks = [
             (sink, may_be_late)
             for sink, wanted, may_be_late in self._sinks
             if (in_record if wanted is None else event_type in wanted)
         ]
+        listeners = self._subscriptions.get(event_type, ())
+        return Hearers(self._row_sinks if in_record else (), sinks, listeners, in_record=in_record)
 
     def may_be_late(self, event_type: type[Any]) -> bool:
         """Whether none of those who hear events of a type has to hear of them at once."""
-        found = self._may_be_late.get(event_type)
-        if found is None:
-            sinks, listeners = self._sinks_of(event_type), self._subscriptions.get(event_type, ())
-            patient = [one for one in listeners if isinstance(one, Subscription) and not one.wakes]
-            found = all(may_be_late for _, may_be_late in sinks) and len(patient) == len(listeners)
-            self._may_be_late[event_type] = found
-            self._late_hearers[event_type] = (*[sink for sink, _ in sinks], *[one.deliver_late for one in patient])
-        return found
+        return self.hearers[event_type].may_be_late
 
     # -- deferred turns
 
@@ -545,16 +616,34 @@ class Kernel:
             deferred.take()
         if not self.late:
             return
-        late, self.late = sorted(self.late, key=itemgetter(0, 1, 2)), []
-        turn: tuple[float, int, int] | None = None
-        for time_ms, phase, order, source, event in late:
-            if turn != (time_ms, phase, order):
-                turn = (time_ms, phase, order)
-                self._cause += 1
-            record = Record(time_ms, source, self._cause, event)
-            for hear in self._late_hearers[type(event)]:
-                hear(record)
+        late, self.late = self.late, []
+        late.sort()
+        rows: list[Row] = []
+        cause = self._cause
+        last_ms, last_phase, last_order, new_turn = -math.inf, -1, -1, False
+        for time_ms, phase, order, _, source, event_type, values, event in late:
+            hearers = self.hearers[event_type]
+            if order != last_order or time_ms != last_ms or phase != last_phase:
+                last_ms, last_phase, last_order = time_ms, phase, order
+                new_turn = True
+            if new_turn and hearers.counted:
+                new_turn = False
+                cause += 1
+            if hearers.row_sinks:
+                if event is not None:
+                    values = BY_CLASS[event_type].values(event)
+                rows.append((time_ms, source, cause, event_type, values))
+            if hearers.late_sinks:
+                if event is None:
+                    event = BY_CLASS[event_type].build(values)
+                record = Record(time_ms, source, cause, event)
+                for hear in hearers.late_sinks:
+                    hear(record)
+        self._cause = cause
         self._cause_turn = -1
+        if rows:
+            for take in self._row_sinks:
+                take(rows)
 
     def recall(self, but: Collection[str] = ()) -> None:
         """Let all actors take their deferred turns, and those not named in ``but`` go on by messages."""
@@ -634,9 +723,7 @@ class Kernel:
     # -- inside
 
     def _forget_hearers(self) -> None:
-        self._hearers.clear()
-        self._may_be_late.clear()
-        self._after_late.clear()
+        self.hearers.clear()
 
     def _start_round(self, round_idx: int) -> None:
         self.round = round_idx

@@ -31,10 +31,11 @@ from typing import Any, BinaryIO, Final, Literal, NoReturn, Self
 
 import attrs
 import xxhash
+from xxhash import xxh32_intdigest
 
-from g2sim.bus.codec import PayloadRefused, ValueRefused, decode, encode
+from g2sim.bus.codec import AlikeEncoder, PayloadRefused, ValueRefused, decode, encode
 from g2sim.bus.errors import ConfigError, LogDamaged, OutputFailed, ProtocolError, SimError, shorten
-from g2sim.bus.events import BY_TAG, EventType, Record
+from g2sim.bus.events import BY_TAG, EventType, Record, Row
 
 # As PNG's: a byte with the high bit set, a name, CR LF, the DOS end of file, LF. A copy that strips the eighth bit or
 # translates line ends breaks the first bytes of the file.
@@ -47,6 +48,7 @@ CHUNK_BYTES: Final = 2**20
 """Bytes gathered before a write, and asked for in one read [B]."""
 
 _FRAME: Final = struct.Struct("<II")
+_pack_frame: Final = _FRAME.pack
 _LEAD: Final = ("tag", "time_ms", "source", "cause")
 _END_KEYS: Final = ("kind", "status", "error", "records", "digest", "draws", "last_draws")
 
@@ -122,7 +124,7 @@ class LogWriter:
         self._file = file
         self._path = str(getattr(file, "name", "<log>"))
         types = sorted(BY_TAG.values() if events is None else events, key=lambda entry: entry.tag)
-        self._types = {entry.cls: entry for entry in types}
+        self._types = {entry.cls: (entry, entry.tag, AlikeEncoder()) for entry in types}
         self._aliases: dict[str, int] = {}
         self._records = 0
         self._pending = bytearray(MAGIC)
@@ -148,10 +150,32 @@ class LogWriter:
             SimError if a chunk cannot be written.
         """
         item = record.event
-        entry = self._types.get(type(item))
-        if entry is None:
-            raise ProtocolError(f"{type(item).__qualname__} is not among the event types of this log")
-        time_ms, source, cause = record.time_ms, record.source, record.cause
+        cls = type(item)
+        found = self._types.get(cls)
+        values = () if found is None else found[0].values(item)
+        self.append_rows(((record.time_ms, record.source, record.cause, cls, values),))
+
+    def append_rows(self, rows: Iterable[Row]) -> None:
+        """``append`` for records of which only the values are there; those before one that is refused are added."""
+        types, aliases = self._types, self._aliases
+        for time_ms, source, cause, cls, values in rows:
+            found = types.get(cls)
+            if found is None:
+                raise ProtocolError(f"{cls.__qualname__} is not among the event types of this log")
+            entry, tag, encoder = found
+            alias = aliases.get(source)
+            payload = encoder.encode((tag, time_ms, alias, cause, *values))
+            if payload is None:
+                payload = self._encode(entry, encoder, time_ms, source, cause, values)
+            self._add_frame(payload, tag)
+            if alias is None:
+                aliases[source] = len(aliases)
+            self._records += 1
+
+    def _encode(
+        self, entry: EventType, encoder: AlikeEncoder, time_ms: float, source: str, cause: int, values: tuple[Any, ...]
+    ) -> bytes:
+        """Payload of a record that may have to be refused, or is unlike the last one of its type."""
         alias = self._aliases.get(source)
         # Exact types: an integer as source would read back as another source, and time is float64 by contract.
         if type(time_ms) is not float or type(cause) is not int or (alias is None and type(source) is not str):
@@ -159,14 +183,14 @@ class LogWriter:
                 f"event {entry.tag}: time_ms, source and cause must be a float, a str and an int: "
                 f"got {shorten((time_ms, source, cause))}"
             )
+        value = (entry.tag, time_ms, source if alias is None else alias, cause, *values)
         try:
-            payload = encode((entry.tag, time_ms, source if alias is None else alias, cause, *entry.values(item)))
+            payload = encode(value)
         except ValueRefused as refused:
             raise _refused_record(entry, refused) from refused
-        self._add_frame(payload, entry.tag)
-        if alias is None:
-            self._aliases[source] = len(self._aliases)
-        self._records += 1
+        if alias is not None:
+            encoder.learn(value)
+        return payload
 
     def finish(
         self,
@@ -217,7 +241,8 @@ class LogWriter:
         if size > MAX_FRAME_BYTES:
             raise ProtocolError(f"{what}: {size} bytes encoded, allowed at most {MAX_FRAME_BYTES}")
         pending = self._pending
-        pending += _FRAME.pack(size, xxhash.xxh32_intdigest(payload)) + payload
+        pending += _pack_frame(size, xxh32_intdigest(payload))
+        pending += payload
         if len(pending) >= self._pending_limit:
             self._write_pending()
 
@@ -446,7 +471,7 @@ class LogReader:
                 if len(buffer) < stop:
                     raise self._damaged(f"ends inside payload: {len(buffer) - body} of {length} bytes")
             payload = buffer[body:stop]
-            if xxhash.xxh32_intdigest(payload) != checksum:
+            if xxh32_intdigest(payload) != checksum:
                 raise self._damaged("checksum differs")
             yield payload
             start = stop

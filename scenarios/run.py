@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -23,11 +23,11 @@ from g2sim.actors.host_pool.events import OF_TRANSFER_ENDS
 from g2sim.actors.membership.events import MEMBERSHIP_TAGS
 from g2sim.actors.router.events import EVENT_PLANE_TAGS, LOAD_SYNC_TAGS
 from g2sim.actors.traffic.events import RequestArrived
-from g2sim.actors.worker.events import PassEnded, RequestEnded
+from g2sim.actors.worker.events import RequestEnded
 from g2sim.actors.worker.sequence import RankRequest
 from g2sim.bus.drivers import InlineDriver, TrioDriver
 from g2sim.bus.errors import ConfigError, InvariantViolation, LogDamaged, OutputFailed, SimError
-from g2sim.bus.events import BY_TAG, Record
+from g2sim.bus.events import BY_TAG, Record, Row
 from g2sim.bus.kernel import Kernel
 from g2sim.bus.log import LogWriter
 from g2sim.scenarios.deployment import RUN_SOURCE, build_cluster
@@ -133,7 +133,7 @@ def run_scenario(
         info = _run_info(scenario, scenario.seed, program_version())
         fold = ReportFold(info, add_row if rows_wanted else None)
         if folder is not None:
-            kernel.add_sink(outputs.add_record, may_be_late=True)
+            kernel.add_row_sink(outputs.add_rows)
         if verifier is not None:
             kernel.add_sink(verifier.record)
             kernel.observe_turns(verifier.turn_ended)
@@ -144,14 +144,9 @@ def run_scenario(
             kernel.add_sink(_ProgressSink(progress, traffic.driver.total_requests), (RequestArrived, RequestEnded))
         if actor is not None:
             actor.install(cluster)
-        # Last, when it is known whether others want to hear of each pass.
-        each_pass = bool(kernel.hearers(PassEnded))
-        told = frozenset(fold.event_types(each_pass=each_pass))
-        if each_pass:
-            kernel.add_sink(fold.apply, told, may_be_late=True)
-        else:
-            kernel.add_sink(fold.apply, told.difference(OF_TRANSFER_ENDS))
-            kernel.add_sink(fold.end_transfer, OF_TRANSFER_ENDS, may_be_late=True)
+        told = frozenset(fold.event_types(each_pass=False))
+        kernel.add_sink(fold.apply, told.difference(OF_TRANSFER_ENDS))
+        kernel.add_sink(fold.end_transfer, OF_TRANSFER_ENDS, may_be_late=True)
         kernel.publish(RUN_SOURCE, RunStarted(agentic=traffic.agentic, play_ids=traffic.play_ids, notes=notes))
         try:
             with rare_collections():
@@ -297,14 +292,17 @@ class _Outputs:
             events=[kind for kind in BY_TAG.values() if not kind.tag.startswith(tuple(absent))],
         )
 
-    def add_record(self, record: Record) -> None:
+    def add_rows(self, rows: Sequence[Row]) -> None:
         if self._log is not None:
-            self._log.append(record)
+            self._log.append_rows(rows)
 
     def add_row(self, row: dict[str, Any]) -> None:
         if self._log is not None:
-            with _written(self._partial / ROWS_NAME):
-                self._rows.write(row_text(row))
+            text = row_text(row)
+            try:
+                self._rows.write(text)
+            except OSError as problem:
+                raise _cannot_write(self._partial / ROWS_NAME, problem) from problem
 
     def finish(self, report: Report, kernel: Kernel) -> str | None:
         """Write what is left and put the folder in its place. Returns the log's digest."""
@@ -363,7 +361,11 @@ def _written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise OutputFailed(f"{path}: cannot be written: {problem.strerror or problem}") from problem
+        raise _cannot_write(path, problem) from problem
+
+
+def _cannot_write(path: Path, problem: OSError) -> OutputFailed:
+    return OutputFailed(f"{path}: cannot be written: {problem.strerror or problem}")
 
 
 def _check_room(folder: Path, overwrite: bool) -> None:

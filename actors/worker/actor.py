@@ -84,6 +84,7 @@ class _HostDeadline:
 
 _OF_DECODE_PASSES = (ev.PassStarted, ev.PassEnded, BlocksStored, BlocksRemoved)
 """What is published of passes that only decode."""
+_DEVICE, _HOST_PINNED = Tier.DEVICE.value, Tier.HOST_PINNED.value
 _PASS_END = _PassEnd()
 _START_PASS = _StartPass()
 
@@ -311,8 +312,7 @@ class WorkerActor:
             place.ask(StandBy(rank.client, port.order, look_up, ends_ms[:-1], carefree))
             self._stands_by = True
         self._takes_news = carefree
-        if not port.hears(ev.PassEnded):
-            self._take_up_run(place, result.emitted, port)
+        self._take_up_run(place, result.emitted, port)
         show_end = show_start = None
         if any(map(port.hears, _OF_DECODE_PASSES)):
             show_end = partial(self._show_late_end, place, result, port)
@@ -607,14 +607,14 @@ class WorkerActor:
             if admission.request in result.preempted:
                 port.publish(ev.RequestPreempted(request=admission.request, **who))
         if port.hears(ev.PassStarted):
-            port.publish(_pass_started(place, result, result.compute_start_ms, result.end_ms))
+            port.publish_values(ev.PassStarted, _pass_started(place, result, result.compute_start_ms, result.end_ms))
 
     def _show_late_end(self, place: RankPlace, begun: PassResult, port: Port, end_ms: float) -> None:
         """Publish what shows at the end of a deferred pass like the one that has begun."""
         self._publish_changes(place, port, late_ms=end_ms)
         if port.hears(ev.PassEnded):
-            port.publish_late(end_ms, Phase.PASS_END, _pass_ended(place, begun, begun.emitted))
-        else:
+            port.publish_late_values(end_ms, Phase.PASS_END, ev.PassEnded, _pass_ended(place, begun, begun.emitted))
+        if port.hears(ev.PassesEnded):
             place.times_ms.append(end_ms)
         place.pass_idx += 1
 
@@ -622,7 +622,9 @@ class WorkerActor:
         """Publish what shows at the start of such a pass."""
         if port.hears(ev.PassStarted):
             compute_start_ms = place.rank.compute_start_ms(start_ms)
-            port.publish_late(start_ms, Phase.START, _pass_started(place, begun, compute_start_ms, end_ms))
+            port.publish_late_values(
+                start_ms, Phase.START, ev.PassStarted, _pass_started(place, begun, compute_start_ms, end_ms)
+            )
 
     def _show(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> None:
         """Make passes visible, rank by rank: KV events first, then tokens and ends."""
@@ -630,17 +632,20 @@ class WorkerActor:
             self._publish_changes(place, port)
         if len(results) == 1 and not self._canceled and not self._report_is_awaited:
             place, result = results[0]
-            if result.only_tokens and not result.reports and not port.hears(ev.PassEnded):
+            if result.only_tokens and not result.reports:
                 self._count_pass(place, result, port)
                 self._publish_left(port)
                 return
         self._show_all(results, port)
 
     def _count_pass(self, place: RankPlace, result: PassResult, port: Port) -> None:
-        """Keep what is to be told of a pass that gave tokens and did nothing else, until its run is over."""
-        self._take_up_run(place, result.emitted, port)
+        """Show a pass that gave tokens and did nothing else, and keep what its run is to be told of it."""
+        if port.hears(ev.PassEnded):
+            port.publish_values(ev.PassEnded, _pass_ended(place, result, result.emitted))
         place.pass_idx += 1
-        place.times_ms.append(port.now_ms)
+        if port.hears(ev.PassesEnded):
+            self._take_up_run(place, result.emitted, port)
+            place.times_ms.append(port.now_ms)
 
     def _take_up_run(self, place: RankPlace, emitted: tuple[int, ...], port: Port) -> None:
         """Tell what is known of another run before passes of this one are counted."""
@@ -660,8 +665,8 @@ class WorkerActor:
                 emitted = () if hands_over else self._without_canceled_requests(result.emitted)
                 self._tell_passes(place, port)
                 if port.hears(ev.PassEnded):
-                    port.publish(_pass_ended(place, result, emitted))
-                elif port.hears(ev.PassesEnded):
+                    port.publish_values(ev.PassEnded, _pass_ended(place, result, emitted))
+                if port.hears(ev.PassesEnded):
                     port.publish(
                         ev.PassesEnded(
                             ends_ms=array("d", [port.now_ms]),
@@ -744,14 +749,45 @@ class WorkerActor:
         if not rank.notes_changes:
             rank.drop_changes()
             return
-        publish = port.publish if late_ms is None else partial(port.publish_late, late_ms, Phase.PASS_END)
-        for device_change in rank.device_changes:
-            publish(_kv_event(place, Tier.DEVICE, device_change, type(device_change) is RemovedBlocks))
+        for change in rank.device_changes:
+            self._publish_change(place, _DEVICE, change, type(change) is RemovedBlocks, port, late_ms)
         for host_change in rank.host_changes:
-            publish(_kv_event(place, Tier.HOST_PINNED, host_change, not host_change.stored))
-        for restored in rank.restored:
-            publish(_kv_event(place, Tier.DEVICE, restored, type(restored) is RemovedBlocks))
+            self._publish_change(place, _HOST_PINNED, host_change, not host_change.stored, port, late_ms)
+        for change in rank.restored:
+            self._publish_change(place, _DEVICE, change, type(change) is RemovedBlocks, port, late_ms)
         rank.drop_changes()
+
+    def _publish_change(
+        self,
+        place: RankPlace,
+        tier: str,
+        change: DeviceChange | PoolChange,
+        removed: bool,
+        port: Port,
+        late_ms: float | None,
+    ) -> None:
+        """Publish the rank's next KV event."""
+        event_type: type[Any]
+        values: tuple[Any, ...]
+        if removed:
+            event_type, values = BlocksRemoved, (*place.named, place.next_event_id, tier, change.block_hashes)
+        else:
+            stored: Any = change
+            event_type = BlocksStored
+            values = (
+                *place.named,
+                place.next_event_id,
+                tier,
+                stored.parent_hash,
+                stored.start_position,
+                stored.block_hashes,
+                stored.tokens_hashes,
+            )
+        place.next_event_id += 1
+        if late_ms is None:
+            port.publish_values(event_type, values)
+        else:
+            port.publish_late_values(late_ms, Phase.PASS_END, event_type, values)
 
     # -- inside
 
@@ -786,37 +822,21 @@ class WorkerActor:
         return reply
 
 
-def _kv_event(
-    place: RankPlace, tier: Tier, change: DeviceChange | PoolChange, removed: bool
-) -> BlocksRemoved | BlocksStored:
-    """The rank's next KV event."""
-    who = place.who | {"event_id": place.next_event_id, "tier": tier.value}
-    place.next_event_id += 1
-    if removed:
-        return BlocksRemoved(block_hashes=change.block_hashes, **who)
-    stored: Any = change
-    return BlocksStored(
-        parent_hash=stored.parent_hash,
-        start_position=stored.start_position,
-        block_hashes=stored.block_hashes,
-        token_hashes=stored.tokens_hashes,
-        **who,
+def _pass_started(place: RankPlace, result: PassResult, compute_start_ms: float, end_ms: float) -> tuple[Any, ...]:
+    """Values of ``PassStarted``, in wire order."""
+    return (
+        *place.named,
+        place.pass_idx,
+        compute_start_ms,
+        end_ms,
+        result.scheduled_tokens,
+        result.scheduled_requests,
     )
 
 
-def _pass_started(place: RankPlace, result: PassResult, compute_start_ms: float, end_ms: float) -> ev.PassStarted:
-    return ev.PassStarted(
-        pass_idx=place.pass_idx,
-        compute_start_ms=compute_start_ms,
-        end_ms=end_ms,
-        scheduled_tokens=result.scheduled_tokens,
-        scheduled_requests=result.scheduled_requests,
-        **place.who,
-    )
-
-
-def _pass_ended(place: RankPlace, result: PassResult, emitted: tuple[int, ...]) -> ev.PassEnded:
-    return ev.PassEnded(pass_idx=place.pass_idx, emitted=emitted, prefill_tokens=result.prefill_tokens, **place.who)
+def _pass_ended(place: RankPlace, result: PassResult, emitted: tuple[int, ...]) -> tuple[Any, ...]:
+    """Values of ``PassEnded``, in wire order."""
+    return (*place.named, place.pass_idx, emitted, result.prefill_tokens)
 
 
 def _publish_outbox(pool: HostPool, port: Port) -> None:

@@ -22,14 +22,27 @@ class RankPlace:
         own_pool: its private host tier; None when it has none or uses the shared pool.
         ask: asks its host tier; there from the first turn on.
         who: the fields that name it in its events.
+        named: their values, which come first in each of its events.
         emitted, times_ms: passes of one run of decode passes that have ended and are not told yet: the requests that
-            got a token in each, and the ends of the passes. Always empty where somebody hears of each pass.
+            got a token in each, and the ends of the passes. Always empty where nobody hears of runs.
     """
 
-    __slots__ = ("ask", "dp_rank", "emitted", "next_event_id", "own_pool", "pass_idx", "rank", "times_ms", "who")
+    __slots__ = (
+        "ask",
+        "dp_rank",
+        "emitted",
+        "named",
+        "next_event_id",
+        "own_pool",
+        "pass_idx",
+        "rank",
+        "times_ms",
+        "who",
+    )
 
     def __init__(self, worker: int, role: str, dp_rank: int, rank: Rank, own_pool: HostPool | None) -> None:
         self.who: dict[str, Any] = {"worker": worker, "role": role, "dp_rank": dp_rank}
+        self.named = (worker, role, dp_rank)
         self.dp_rank = dp_rank
         self.rank = rank
         self.own_pool = own_pool

@@ -57,9 +57,12 @@ HostTalk = Generator[Any, Any, None]
 NO_LIMIT = sys.maxsize
 
 
-@attrs.frozen(slots=True)
+@attrs.define
 class StoredRun:
-    """Blocks of one sequence that became resident on the device, as the first copies of their hashes."""
+    """Blocks of one sequence that became resident on the device, as the first copies of their hashes.
+
+    Nobody changes one; to have that checked would triple its cost.
+    """
 
     parent_hash: int | None
     start_position: int
@@ -67,9 +70,9 @@ class StoredRun:
     tokens_hashes: tuple[int, ...]
 
 
-@attrs.frozen(slots=True)
+@attrs.define
 class RemovedBlocks:
-    """Hashes whose last device copy was evicted, in order."""
+    """Hashes whose last device copy was evicted, in order. Nobody changes one, as with ``StoredRun``."""
 
     block_hashes: tuple[int, ...]
 

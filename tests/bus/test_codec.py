@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2sim.bus.codec import INT_MAX, INT_MIN, MAX_DEPTH, PayloadRefused, ValueRefused, decode, encode
+from g2sim.bus.codec import INT_MAX, INT_MIN, MAX_DEPTH, AlikeEncoder, PayloadRefused, ValueRefused, decode, encode
 
 patient = settings(deadline=None)  # the machine is shared
 
@@ -243,3 +243,37 @@ def test_a_refusal_leaves_nothing_behind() -> None:
         with pytest.raises(ValueRefused):
             encode(bad)
         assert encode((1, "a")) == b"\x92\x01\xa1a"
+
+
+anything = (
+    scalars
+    | st.floats()
+    | st.lists(scalars | st.floats(), max_size=3).map(tuple)
+    | st.sampled_from(
+        [Level.HIGH, Place.NEAR, Pair(1, 2), {1, 2}, bytearray(b"x"), INT_MAX + 1, "\ud800", (Pair(1, 2),)]
+    )
+    | values
+)
+
+
+@patient
+@given(st.lists(st.lists(anything, max_size=3).map(tuple), min_size=1, max_size=4), st.randoms())
+def test_tuples_like_one_before_are_encoded_alike_or_not_at_all(sorts: list[tuple[Any, ...]], random: Any) -> None:
+    encoder = AlikeEncoder()
+    for value in [random.choice(sorts) for _ in range(10)]:
+        quick = encoder.encode(value)
+        try:
+            payload = encode(value)
+        except ValueRefused:
+            assert quick is None
+        else:
+            assert quick in (None, payload)
+            encoder.learn(value)
+
+
+@patient
+@given(st.lists(scalars | st.lists(st.integers(INT_MIN, INT_MAX), max_size=20).map(tuple), max_size=20).map(tuple))
+def test_a_plain_tuple_is_encoded_once_one_like_it_was(value: tuple[Any, ...]) -> None:
+    encoder = AlikeEncoder()
+    encoder.learn(value)
+    assert encoder.encode(value) == encode(value)

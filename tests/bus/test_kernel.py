@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +14,12 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from g2sim.actors.worker.events import PassesEnded, RequestQueued
 from g2sim.bus import kernel as kernel_module
 from g2sim.bus.clock import VirtualClock
 from g2sim.bus.drivers import InlineDriver, TrioDriver
 from g2sim.bus.errors import Deadlock, ProtocolError
-from g2sim.bus.events import Record
+from g2sim.bus.events import Record, Row
 from g2sim.bus.kernel import Envelope, Kernel, Port, Subscription
 
 Receive = Callable[[Any, Port], Any]
@@ -663,3 +665,39 @@ def test_a_sink_for_some_event_types_hears_of_no_others_and_what_nobody_hears_ne
     assert heard == [Rang(1), Rang(3)]
     kernel.subscribe("a", [Knocked])
     assert port.hears(Knocked)
+
+
+@pytest.mark.parametrize("given_by_values", [False, True])
+@pytest.mark.parametrize("a_signal_is_heard", [False, True])
+def test_an_event_given_by_its_values_is_published_as_itself_and_signals_to_sinks_take_no_number(
+    given_by_values: bool, a_signal_is_heard: bool
+) -> None:
+    run = PassesEnded(worker=0, role="decode", dp_rank=0, ends_ms=array("d", [1.0]), emitted=(), prefill_tokens=0)
+
+    def receive(message: Any, port: Port) -> None:
+        port.publish(run)
+        if message != "signal only":
+            event = RequestQueued(worker=0, role="decode", dp_rank=0, request=message)
+            if given_by_values:
+                port.publish_values(RequestQueued, (0, "decode", 0, message))
+            else:
+                port.publish(event)
+
+    kernel = bus(a=receive)
+    rows: list[Row] = []
+    records: list[Record] = []
+    signals: list[Record] = []
+    kernel.add_row_sink(rows.extend)
+    kernel.add_sink(records.append)
+    if a_signal_is_heard:
+        kernel.add_sink(signals.append, [PassesEnded])
+    for at_ms, message in ((1.0, 7), (2.0, "signal only"), (3.0, 8)):
+        post(kernel, "a", message, at_ms=at_ms)
+    InlineDriver(kernel).run()
+    expected = [(1.0, "a", 0, 7), (3.0, "a", 1, 8)]
+    assert rows == [(*head, RequestQueued, (0, "decode", 0, request)) for *head, request in expected]
+    assert records == [
+        Record(time_ms, source, cause, RequestQueued(worker=0, role="decode", dp_rank=0, request=request))
+        for time_ms, source, cause, request in expected
+    ]
+    assert [record.time_ms for record in signals] == ([1.0, 2.0, 3.0] if a_signal_is_heard else [])
