@@ -23,8 +23,8 @@ from g2sim.scenarios.schema import Scenario
 from g2sim.scenarios.stream_sources import check_files
 from g2sim.scenarios.validate import Validator
 
-CALLS_PER_SESSION = 18_500
-"""Admissions, passes, transfers and the report included; CPython 3.11 makes 16,700 (docs/performance.md)."""
+CALLS_PER_SESSION = 12_500
+"""Admissions, passes, transfers and the report included; CPython 3.11 makes 11,300 (docs/performance.md)."""
 
 CALLS_PER_EVENT = {"vllm-tokens": 23, "vllm": 25, "dynamo": 15, "neutral": 16.5, "log": 18}
 """Of a checked stream; CPython 3.11 makes a tenth less (docs/performance.md)."""
