@@ -512,10 +512,9 @@ class ReportFold:
             RequestLost: self._lost,
         }
 
-    def event_types(self, *, each_pass: bool = True) -> Iterable[type[Any]]:
-        """The events that a report speaks of; ``each_pass``: passes are told one by one."""
-        untold = PassesEnded if each_pass else PassEnded
-        return (self._handlers.keys() | (set() if self._replicas is None else REPLICA_EVENTS)) - {untold}
+    def event_types(self) -> Iterable[type[Any]]:
+        """The events that it has to hear of during a run, which tells runs of passes."""
+        return (self._handlers.keys() | (set() if self._replicas is None else REPLICA_EVENTS)) - {PassEnded}
 
     def apply(self, record: Record) -> None:
         """Take the next record of the log. Events that no report speaks of pass by."""

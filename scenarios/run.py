@@ -144,7 +144,7 @@ def run_scenario(
             kernel.add_sink(_ProgressSink(progress, traffic.driver.total_requests), (RequestArrived, RequestEnded))
         if actor is not None:
             actor.install(cluster)
-        told = frozenset(fold.event_types(each_pass=False))
+        told = frozenset(fold.event_types())
         kernel.add_sink(fold.apply, told.difference(OF_TRANSFER_ENDS))
         kernel.add_sink(fold.end_transfer, OF_TRANSFER_ENDS, may_be_late=True)
         kernel.publish(RUN_SOURCE, RunStarted(agentic=traffic.agentic, play_ids=traffic.play_ids, notes=notes))

@@ -11,7 +11,6 @@ import attrs
 
 from g2sim.actors.host_pool.messages import (
     NOTHING,
-    QUIET,
     BoundaryReply,
     Clear,
     HostProgress,
@@ -65,6 +64,26 @@ class _Stander:
         self.keys = None if message.look_up is None else message.look_up.chain.sequence_hashes
         self.moved = 0
         self.looked_up = 0
+
+
+def publish_outbox(pool: HostPool, port: Port) -> None:
+    """Publish what a pool has left to be published."""
+    for event in pool.outbox:
+        port.publish(event)
+    pool.outbox.clear()
+
+
+def end_pass_late(pool: HostPool, client: int, time_ms: float, order: int, port: Port) -> BoundaryReply | None:
+    """The end of a client's pass that was put off, at that time: its reply, None if it tells nothing.
+
+    Args:
+        order: of the actor whose turn it would have been.
+    """
+    reply = pool.boundary(client, time_ms)
+    for event in pool.outbox:
+        port.publish_late(time_ms, Phase.PASS_END, event, order)
+    pool.outbox.clear()
+    return None if reply.before is NOTHING else reply
 
 
 class HostPoolActor:
@@ -128,11 +147,7 @@ class HostPoolActor:
                 self._told.discard(asker)
             if self.pool.state_idx != state_idx:
                 port.recall(but=self._carefree)
-        outbox = self.pool.outbox
-        if outbox:
-            for event in outbox:
-                port.publish(event)
-            outbox.clear()
+        publish_outbox(self.pool, port)
         for client in self.pool.clients() if by_timer else self.pool.untold():
             if client != asking:
                 self._tell(client, by_timer, port)
@@ -214,13 +229,9 @@ class HostPoolActor:
         Others that are to be told something have passes in flight, so they do nothing when they are, and look later.
         """
         pool = self.pool
-        time_ms = stander.pass_ends_ms[place]
-        reply = pool.boundary(stander.client, time_ms)
-        if reply is not QUIET and reply.before is not NOTHING:
+        reply = end_pass_late(pool, stander.client, stander.pass_ends_ms[place], stander.order, port)
+        if reply is not None:
             stander.news.append((place, reply))
-        for event in pool.outbox:
-            port.publish_late(time_ms, Phase.PASS_END, event, stander.order)
-        pool.outbox.clear()
         self._told.discard(stander.actor)
         for client in pool.untold():
             actor = pool.actor_of(client)

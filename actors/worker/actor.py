@@ -17,9 +17,9 @@ import attrs
 
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.handoff import events as handoff_events
+from g2sim.actors.host_pool.actor import end_pass_late, publish_outbox
 from g2sim.actors.host_pool.events import OF_TRANSFER_ENDS
 from g2sim.actors.host_pool.messages import (
-    NOTHING,
     QUIET,
     BoundaryReply,
     Clear,
@@ -32,7 +32,6 @@ from g2sim.actors.host_pool.messages import (
     StandDown,
     TakeNews,
 )
-from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import Link
 from g2sim.actors.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, Tier
 from g2sim.actors.membership.events import CachesCleared, WorkerCrashed, WorkerRestarted
@@ -335,11 +334,8 @@ class WorkerActor:
         for at in range(first, stop):
             if own_pool.at_rest:
                 break
-            reply = own_pool.boundary(client, ends_ms[at])
-            for event in own_pool.outbox:
-                port.publish_late(ends_ms[at], Phase.PASS_END, event)
-            own_pool.outbox.clear()
-            if reply.before is not NOTHING:
+            reply = end_pass_late(own_pool, client, ends_ms[at], port.order, port)
+            if reply is not None:
                 found.append((at, reply))
         return found
 
@@ -365,7 +361,7 @@ class WorkerActor:
         port.park_again(_START_PASS, Phase.START)
 
     def _stand_down(self) -> None:
-        self._defers = False
+        self._defers = self._takes_news = False
         if self._stands_by:
             self._stands_by = False
             place = self.places[0]
@@ -536,7 +532,7 @@ class WorkerActor:
                 place.ask(Retire(client=place.rank.client, abrupt=True))
             if place.own_pool is not None:
                 place.own_pool.empty()
-                _publish_outbox(place.own_pool, port)
+                publish_outbox(place.own_pool, port)
             place.rank = place.rank.fresh()
             place.next_event_id = 0
         self._canceled.clear()
@@ -818,7 +814,7 @@ class WorkerActor:
                 raise ProtocolError(f"{self.name}: there is no host tier to ask")
             return port.call(self._shared_pool, message)
         reply = own_pool.serve(message, port.now_ms)
-        _publish_outbox(own_pool, port)
+        publish_outbox(own_pool, port)
         return reply
 
 
@@ -837,12 +833,6 @@ def _pass_started(place: RankPlace, result: PassResult, compute_start_ms: float,
 def _pass_ended(place: RankPlace, result: PassResult, emitted: tuple[int, ...]) -> tuple[Any, ...]:
     """Values of ``PassEnded``, in wire order."""
     return (*place.named, place.pass_idx, emitted, result.prefill_tokens)
-
-
-def _publish_outbox(pool: HostPool, port: Port) -> None:
-    for event in pool.outbox:
-        port.publish(event)
-    pool.outbox.clear()
 
 
 def _talk(place: RankPlace, steps: Generator[Any, Any, Any]) -> Any:

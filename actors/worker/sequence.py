@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from array import array
 from collections.abc import Collection
 
 import attrs
+import numpy as np
 
 from g2sim.actors.kv.blocks import BlockChain, sequence_hash, tokens_hash
 from g2sim.actors.kv.events import Tier
@@ -195,7 +195,7 @@ class Sequence:
             data = self.output_ids[first_output:last_output].astype("<u4", copy=False).tobytes()
         else:
             base = OUTPUT_TOKEN_BASE + self.output_base
-            data = array("I", range(base + first_output, base + last_output)).tobytes()
+            data = np.arange(base + first_output, base + last_output, dtype="<u4").tobytes()
         if start < self.prompt_tokens:
             data = self.prompt.tokens(start, self.prompt_tokens).astype("<u4", copy=False).tobytes() + data
         own = tokens_hash(data)
