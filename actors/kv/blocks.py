@@ -12,9 +12,10 @@ import struct
 from array import array
 from collections.abc import Sequence
 
-import attrs
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from g2sim.actors.kv.numbers import BlockNumbers, Numbers
 from g2sim.actors.kv.prompt import Prompt, RunPrompt
 
 HASH_SEED = 1337
@@ -93,20 +94,47 @@ def consecutive(positions: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-@attrs.frozen(slots=True, eq=False)
 class BlockChain:
-    """Identity of a prompt's whole blocks, in prompt order.
+    """Identity of a prompt's whole blocks, in prompt order. It does not change.
 
     Attributes:
         sequence_hashes: one a whole block, of the prompt up to its end; floor(prompt tokens / block size) of them.
         tokens_hashes: one a whole block, of its own tokens alone.
     """
 
-    sequence_hashes: tuple[int, ...]
-    tokens_hashes: tuple[int, ...]
+    __slots__ = ("_numbering", "_numbers", "sequence_hashes", "tokens_hashes")
+
+    def __init__(self, sequence_hashes: tuple[int, ...], tokens_hashes: tuple[int, ...]) -> None:
+        self.sequence_hashes = sequence_hashes
+        self.tokens_hashes = tokens_hashes
+        self._numbering: BlockNumbers | None = None
+        self._numbers: Numbers | None = None
 
     def __len__(self) -> int:
         return len(self.sequence_hashes)
+
+    def numbers(self, numbering: BlockNumbers) -> Numbers:
+        """Its blocks' numbers; they are kept while it exists. Nobody changes the array."""
+        if self._numbers is None or self._numbering is not numbering:
+            self._numbering = numbering
+            self._numbers = numbering.numbers(self.sequence_hashes)
+        return self._numbers
+
+    def set_numbers(self, numbering: BlockNumbers, numbers: Numbers) -> None:
+        """For who knows its numbers already; they are kept from now on."""
+        numbering.keep(numbers)
+        self._numbering = numbering
+        self._numbers = numbers
+
+
+class _Run:
+    """Blocks of a run of equal tokens after some prefix. ``numbers`` is None without a numbering."""
+
+    __slots__ = ("numbers", "sequence_hashes")
+
+    def __init__(self, sequence_hashes: tuple[int, ...], numbers: Numbers | None) -> None:
+        self.sequence_hashes = sequence_hashes
+        self.numbers = numbers
 
 
 class BlockHasher:
@@ -117,14 +145,18 @@ class BlockHasher:
 
     Args:
         block_size_tokens: tokens per block, >= 1.
+        numbering: numbers of the blocks that its chains bring along.
         memory_limit: hashes kept before they are forgotten; a bound on memory, without effect on results.
     """
 
-    def __init__(self, block_size_tokens: int, memory_limit: int = 1_000_000) -> None:
+    def __init__(
+        self, block_size_tokens: int, numbering: BlockNumbers | None = None, memory_limit: int = 250_000
+    ) -> None:
         self.block_size_tokens = block_size_tokens
+        self._numbering = numbering
         self._memory_limit = memory_limit
         self._constant: dict[int, int] = {}
-        self._runs: dict[tuple[int | None, int, int], tuple[int, ...]] = {}
+        self._runs: dict[tuple[int | None, int, int], _Run] = {}
 
     def chain(self, prompt: Prompt) -> BlockChain:
         """The identity of every whole block of ``prompt``."""
@@ -137,13 +169,14 @@ class BlockHasher:
 
     def _chain_of_runs(self, tokens: Sequence[int], run_blocks: int, count: int) -> BlockChain:
         """The chain of ``count`` blocks, where each token fills ``run_blocks`` of them."""
-        runs, constant = self._runs, self._constant
+        runs, constant, numbering = self._runs, self._constant, self._numbering
         if len(runs) * run_blocks > self._memory_limit:
             runs.clear()
         if len(constant) > self._memory_limit:
             constant.clear()
         sequence_hashes: list[int] = []
         own_hashes: list[int] = []
+        numbers: list[Numbers] = []
         parent: int | None = None
         for token in tokens[: -(-count // run_blocks)]:
             own = constant.get(token)
@@ -153,12 +186,18 @@ class BlockHasher:
             own_hashes += [own] * blocks
             run = runs.get((parent, token, run_blocks))
             if run is None:
-                run = tuple(_chained(parent, own_hashes[-blocks:]))
+                hashes = tuple(_chained(parent, own_hashes[-blocks:]))
+                run = _Run(hashes, None if numbering is None else numbering.numbers(hashes))
                 if blocks == run_blocks:
                     runs[parent, token, run_blocks] = run
-            sequence_hashes += run[:blocks]
-            parent = run[-1]
-        return BlockChain(tuple(sequence_hashes), tuple(own_hashes))
+            sequence_hashes += run.sequence_hashes[:blocks]
+            if run.numbers is not None:
+                numbers.append(run.numbers[:blocks])
+            parent = run.sequence_hashes[-1]
+        chain = BlockChain(tuple(sequence_hashes), tuple(own_hashes))
+        if numbers and numbering is not None:
+            chain.set_numbers(numbering, np.concatenate(numbers))
+        return chain
 
 
 def _chained(parent: int | None, own_hashes: Sequence[int]) -> list[int]:
