@@ -18,6 +18,7 @@ from g2sim.actors.host_pool.actor import HostPoolActor
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import FairLinks, FifoLanes, Link, bytes_per_ms, equal_share, max_min
 from g2sim.actors.kv.blocks import BlockHasher
+from g2sim.actors.kv.numbers import BlockNumbers
 from g2sim.actors.membership.actor import MembershipActor
 from g2sim.actors.phases import Phase
 from g2sim.actors.router.actor import RouterActor
@@ -162,6 +163,7 @@ def build_cluster(
                 feeds.append(router.feed)
     _check_faults(faults, {role.pool_name: policy for role, policy in policies.items()})
     made: dict[str, workers.WorkerActor] = {}
+    numbering = BlockNumbers()
     next_client = 0
     for config in deployment.pools:
         for worker, name in enumerate(_names(config)):
@@ -172,6 +174,7 @@ def build_cluster(
                 next_client,
                 host_pools,
                 coordinator,
+                numbering,
                 watched=policies[config.role].sees_blocks,
                 pass_times=(pass_times or {}).get(config.role),
             )
@@ -192,7 +195,7 @@ def build_cluster(
 
     source = traffic.TrafficActor(
         driver=driver,
-        hasher=BlockHasher(deployment.block_size_tokens),
+        hasher=BlockHasher(deployment.block_size_tokens, numbering),
         fronts=routers[WorkerRole.AGGREGATED] if coordinator is None else [coordinator],
         front_phase=Phase.REPORT if coordinator else Phase.PLACE,
         # A coordinator first hears what workers report of the hand-off that it is to drop.
@@ -287,6 +290,7 @@ def _worker(
     first_client: int,
     host_pools: dict[str, HostPool],
     coordinator: str | None,
+    numbering: BlockNumbers,
     *,
     watched: bool,
     pass_times: PassTimes | None,
@@ -299,7 +303,7 @@ def _worker(
             pool_name = private_pool_name(name, dp_rank)
             own_pool = HostPool(pool_name, host.capacity_blocks, _block_bytes(config), FifoLanes(), shared=False)
             host_pools[pool_name] = own_pool
-        rank = Rank(config.rank, config.role, first_client + dp_rank, pass_times)
+        rank = Rank(config.rank, config.role, first_client + dp_rank, pass_times, numbering)
         places.append(RankPlace(worker, config.role.value, dp_rank, rank, own_pool))
     link = None
     if host is not None:

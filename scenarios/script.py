@@ -255,9 +255,10 @@ class ScriptedCluster:
         if self._cluster is None:
             return CachedBlocks(0, 0)
         prompt = RunPrompt(tuple(blocks), self.block_size_tokens, self.block_size_tokens * len(blocks))
-        hashes = self._hasher.chain(prompt).sequence_hashes
+        chain = self._hasher.chain(prompt)
+        hashes = chain.sequence_hashes
         name = f"{role}-{worker}"
-        device, _ = self._cluster.workers[name].places[dp_rank].rank.pool.match(hashes)
+        device = self._cluster.workers[name].places[dp_rank].rank.cached_blocks(chain)
         host = self._host_pool(pool.rank.host is not None and pool.rank.host.scope, name, dp_rank)
         contents = {} if host is None else host.contents()
         reached = device

@@ -356,9 +356,9 @@ class Verifier:
             spoken_of = self._take((*who, Tier.DEVICE.value))
             if self._looks_whole((where,), len(told.device), at_end=not at_boundary):
                 rank.pool.check()
-                self._same(f"{where}: G1 residency", rank.pool.resident_hashes(), told.device)
+                self._same(f"{where}: G1 residency", rank.cached_hashes(), told.device)
             else:
-                live = {hash_ for hash_ in spoken_of if rank.pool.lookup(hash_) is not None}
+                live = {hash_ for hash_ in spoken_of if rank.caches(hash_)}
                 self._same(f"{where}: G1 residency", live, spoken_of & told.device)
                 self._count(f"{where}: blocks in G1", rank.pool.resident_blocks, len(told.device))
             self._same(f"{where}: running requests", {seq.request for seq in rank.running}, told.running)

@@ -81,6 +81,10 @@ class BlockNumbers:
         """``in_use`` is asked for numbers that are in use, from now on."""
         self._users.append(in_use)
 
+    def find(self, hash_: int) -> int:
+        """The number of a hash, -1 if it has none."""
+        return self._number_of.get(hash_, -1)
+
     def number(self, hash_: int) -> int:
         """The number of one hash. It has to be in an array that is kept before ``keep`` or ``numbers`` is called."""
         number = self._number_of.get(hash_)
@@ -99,11 +103,10 @@ class BlockNumbers:
 
     def numbers(self, hashes: Sequence[int]) -> Numbers:
         """The numbers of hashes, in an array that is kept."""
-        known = self._number_of
-        try:
-            found = [known[hash_] for hash_ in hashes]
-        except KeyError:
-            found = [self.number(hash_) for hash_ in hashes]
+        found: list[Any] = list(map(self._number_of.get, hashes))
+        if None in found:
+            known = found.index(None)
+            found[known:] = self._give(hashes[known:])  # most of what follows a new block is new
         numbers = np.frombuffer(array("q", found), np.int64)
         self.keep(numbers)
         return numbers
@@ -120,16 +123,37 @@ class BlockNumbers:
         """The same numbers, those with smaller hashes first."""
         return numbers[np.frombuffer(array("Q", self.hashes(numbers)), np.uint64).argsort()]
 
+    def _give(self, hashes: Sequence[int]) -> list[int]:
+        """The numbers of hashes that may be new."""
+        count, free = len(hashes), self._free
+        if len(free) < count:
+            start = len(self._hashes)
+            numbers = list(range(start, start + count))
+            self._hashes += hashes
+            while len(self._hashes) > self.limit:
+                self.limit *= 2
+        else:
+            numbers = free[-count:]
+            del free[-count:]
+            for number, hash_ in zip(numbers, hashes, strict=True):
+                self._hashes[number] = hash_
+        given = list(map(self._number_of.setdefault, hashes, numbers))
+        if given != numbers:
+            free += [number for number, known in zip(numbers, given, strict=True) if number != known]
+        return given
+
     def _sweep(self) -> None:
         """Free the numbers that are not in use. It costs as much as giving a part of them did."""
         given = len(self._hashes)
         in_use = np.zeros(given, np.bool_)
         arrays = [known() for known in self._arrays]
-        for numbers in (*[one for one in arrays if one is not None], *[ask() for ask in self._users]):
+        for numbers in (np.concatenate([one for one in arrays if one is not None]), *[ask() for ask in self._users]):
             in_use[numbers[numbers >= 0]] = True
         in_use[self._free] = True
         unused = (~in_use).nonzero()[0].tolist()
+        known, hashes = self._number_of, self._hashes
         for number in unused:
-            del self._number_of[self._hashes[number]]
-        self._free += reversed(unused)
-        self._sweep_at = max(self._sweep_least, 2 * len(self._number_of))
+            del known[hashes[number]]
+        unused.reverse()
+        self._free += unused
+        self._sweep_at = max(self._sweep_least, 2 * len(known))

@@ -64,7 +64,7 @@ class DecodeRun:
         size = self._block_size
         done = self._passes
         # Every sequence opens one block in each stretch of a block's worth of passes.
-        first = sorted([len(seq.blocks) * size + 1 - seq.computed - done for seq in self._batch])
+        first = sorted([seq.block_count * size + 1 - seq.computed - done for seq in self._batch])
         rounds, place = divmod(blocks, self.size)
         return rounds * size + first[place] - 1
 
@@ -103,7 +103,7 @@ class DecodeRun:
     def _watch(self, place: int) -> None:
         """Note the next pass in which a sequence opens a block, or fills one."""
         seq, size = self._batch[place], self._block_size
-        opens = len(seq.blocks) * size + 1
+        opens = seq.block_count * size + 1
         fills = (seq.sealed + 1) * size if self._caches_blocks else NEVER
         at = max(min(opens, fills) - seq.computed, self._passes + 1)
         self._due.setdefault(at, []).append(place)

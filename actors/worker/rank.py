@@ -37,8 +37,9 @@ from g2sim.actors.host_pool.messages import (
     Tick,
     TickReply,
 )
-from g2sim.actors.kv.blocks import consecutive
+from g2sim.actors.kv.blocks import BlockChain, consecutive
 from g2sim.actors.kv.events import Tier, removed_by_clear
+from g2sim.actors.kv.numbers import NO_NUMBERS, BlockNumbers, Numbers
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.decode_run import DecodeRun
 from g2sim.actors.worker.device_pool import DevicePool, Reservation
@@ -227,6 +228,7 @@ class Rank:
         role: what its pool does.
         client: its number at its host tier; no meaning without one.
         pass_times: answers for a timing from outside, None for the models that are built in.
+        numbering: numbers blocks; shared with others of a deployment, or None for one of its own.
 
     Attributes:
         boundary: what its host tier is to be asked at each pass end, None without a tier.
@@ -235,13 +237,19 @@ class Rank:
     """
 
     def __init__(
-        self, config: RankConfig, role: WorkerRole, client: int = 0, pass_times: PassTimes | None = None
+        self,
+        config: RankConfig,
+        role: WorkerRole,
+        client: int = 0,
+        pass_times: PassTimes | None = None,
+        numbering: BlockNumbers | None = None,
     ) -> None:
         self.config = config
         self.role = role
         self.client = client
         self._pass_times = pass_times
-        self.pool = DevicePool(config.gpu_blocks)
+        self._numbering = BlockNumbers() if numbering is None else numbering
+        self.pool = DevicePool(config.gpu_blocks, self._numbering)
         self.running: list[Sequence] = []
         self.queue: deque[Sequence] = deque()
         self._connector_places: list[Sequence] = []
@@ -275,7 +283,7 @@ class Rank:
 
     def fresh(self) -> Rank:
         """A rank with the same settings that has done nothing yet."""
-        return Rank(self.config, self.role, self.client, self._pass_times)
+        return Rank(self.config, self.role, self.client, self._pass_times, self._numbering)
 
     def requests(self) -> list[int]:
         """Requests that are running, or wait for it."""
@@ -325,13 +333,15 @@ class Rank:
         dropped: list[int] = []
         in_use: list[int] = []
         if Tier.DEVICE in tiers:
-            dropped, in_use = self.pool.clear()
+            dropped, in_use = map(self._numbering.hashes, self.pool.clear())
             untold = [(type(change) is StoredRun, change.block_hashes) for change in self.device_changes]
             self.device_changes.clear()
-            self._note_removed(removed_by_clear(untold, dropped + in_use))
+            gone = removed_by_clear(untold, dropped + in_use)
+            if gone and self.notes_changes:
+                self.device_changes.append(RemovedBlocks(gone))
             self._loading = frozenset()
         destinations = [pending.sequence for pending in self._pending] + [seq for seq, _ in self._reserved.values()]
-        with_kv = [seq for seq in (*self.running, *self.queue, *self.connector) if seq.blocks]
+        with_kv = [seq for seq in (*self.running, *self.queue, *self.connector) if seq.block_count]
         for seq in (*with_kv, *self._loads.values(), *destinations):
             seq.keep_from(tiers)
         for seq in self.connector:
@@ -387,8 +397,8 @@ class Rank:
         head.tried_at = self._generation
         sequence = head.sequence
         blocks = self._blocks(sequence.prompt_tokens)
-        found = self.pool.match(sequence.chain.sequence_hashes)[0] if self.config.prefix_caching else 0
-        reserved = self.pool.reserve(self.pool.primaries(sequence.hashes[:found]), blocks - found)
+        found = self._match(sequence)[0]
+        reserved = self.pool.reserve(self._primaries(sequence, 0, found), blocks - found)
         if reserved is None:
             return ()
         reservation, removed = reserved
@@ -561,7 +571,7 @@ class Rank:
         found, active = blocked.found
         passes = NO_LIMIT
         if active < found:  # the others stay in use
-            passes = run.passes_with(self.pool.blocks_before_eviction_of(head.hashes[:found]))
+            passes = run.passes_with(self.pool.blocks_before_eviction_of(head.numbers[:found]))
         if found < len(head.hashes):
             passes = min(passes, run.passes_without(head.hashes, found))
         return passes
@@ -586,7 +596,7 @@ class Rank:
                 return None
         due = run.due()
         if due:
-            opening = [after for seq, after in due if after > len(seq.blocks) * self._block_size]
+            opening = [after for seq, after in due if after > seq.block_count * self._block_size]
             if len(opening) > self.pool.available_blocks:
                 self._settle_run()  # somebody has to be preempted
                 return None
@@ -636,7 +646,7 @@ class Rank:
                     return False
                 blocked.evicted_blocks = self.pool.evicted_blocks
             found = blocked.found[0]
-            if found < len(head.hashes) and self.pool.lookup(head.hashes[found]) is not None:
+            if found < len(head.hashes) and self.pool.holds(int(head.numbers[found])):
                 return False
         if blocked.look_up is None:
             return True
@@ -670,10 +680,16 @@ class Rank:
 
     def _extend(self, seq: Sequence, after: int) -> None:
         """Let a decoding sequence open or fill the block that its next token needs; there is room."""
-        if after > len(seq.blocks) * self._block_size and not self._allocate(seq, after, 0):
-            raise InvariantViolation(f"no device block for request {seq.request}, though one was available")
-        if after // self._block_size > seq.sealed and self.config.prefix_caching:
-            self._seal(seq, after // self._block_size)
+        size = self._block_size
+        if after > seq.block_count * size:
+            block, removed = self.pool.allocate_one()
+            if removed >= 0 and self.notes_changes:
+                self.device_changes.append(RemovedBlocks((self._numbering.hash_of(removed),)))
+            seq.add_block(block)
+            if self.pool.copy_outs:
+                self._wait_for_copies(seq.blocks[-1:])
+        if after // size > seq.sealed and self.config.prefix_caching:
+            self._seal_next(seq)
 
     def _settle_run(self) -> None:
         """End the run of decode passes: its sequences say again how far they are."""
@@ -856,7 +872,7 @@ class Rank:
         after = before + want
         size = self._block_size
         reuse_blocks = before // size if seq.computed == 0 else 0
-        while -(-after // size) > len(seq.blocks) and not self._allocate(seq, after, reuse_blocks):
+        while -(-after // size) > seq.block_count and not self._allocate(seq, after, reuse_blocks):
             victim = self._preempt(result)
             if victim is None:
                 return _Give.BLOCKED
@@ -884,30 +900,48 @@ class Rank:
 
     def _allocate(self, seq: Sequence, target_tokens: int, reuse_blocks: int) -> bool:
         """Blocks for ``target_tokens``; the first ``reuse_blocks`` of a new sequence are cache hits."""
-        have = len(seq.blocks)
+        have = seq.block_count
         hit_count = max(0, reuse_blocks - have)
-        hits = self.pool.primaries(seq.hashes[have : have + hit_count]) if hit_count else []
+        hits = self._primaries(seq, have, have + hit_count)
         allocated = self.pool.allocate(hits, self._blocks(target_tokens) - have - hit_count)
         if allocated is None:
             return False
         blocks, removed = allocated
         self._note_removed(removed)
-        seq.blocks += blocks
+        seq.add_blocks(blocks)
         if hit_count:
             seq.sealed = max(seq.sealed, have + hit_count)
-        for transfer in self.pool.still_copied_out(blocks[hit_count:]):
-            self._raise_fence(transfer)
+        self._wait_for_copies(blocks[hit_count:])
         return True
+
+    def _wait_for_copies(self, blocks: Numbers) -> None:
+        """Compute with memory that has been taken anew must not start before it is read no more."""
+        for transfer in self.pool.still_copied_out(blocks):
+            self._raise_fence(transfer)
+
+    def _primaries(self, seq: Sequence, start: int, stop: int) -> Numbers:
+        """The copies that a sequence's blocks from ``start`` to ``stop`` are to use, which have been found."""
+        return self.pool.primaries(seq.numbers[start:stop]) if start < stop else NO_NUMBERS
 
     def _seal(self, seq: Sequence, stop: int) -> None:
         """Enter the blocks up to ``stop`` under their hashes."""
         start = seq.sealed
         for _ in range(len(seq.hashes), stop):
             seq.learn_next_hash(self._block_size)
-        fresh = self.pool.cache(seq.blocks[start:stop], seq.hashes[start:stop])
+        fresh = self.pool.cache(seq.blocks[start:stop], seq.numbers[start:stop])
         seq.sealed = stop
         if self.notes_changes:
-            self.device_changes.extend(_stored_runs(seq, start, fresh))
+            self.device_changes += _stored_runs(seq, start, fresh.tolist())
+
+    def _seal_next(self, seq: Sequence) -> None:
+        """``_seal`` a single block."""
+        position = seq.sealed
+        if position == len(seq.hashes):
+            seq.learn_next_hash(self._block_size)
+        is_first = self.pool.cache_one(int(seq.blocks[position]), int(seq.numbers[position]))
+        seq.sealed = position + 1
+        if is_first and self.notes_changes:
+            self.device_changes += _stored_runs(seq, position, [0])
 
     def _preempt(self, result: PassResult) -> Sequence | None:
         if not self.running:
@@ -939,7 +973,7 @@ class Rank:
     def _reject(self, seq: Sequence, result: PassResult) -> None:
         """Take a sequence out of its queue for good. ``_finish`` puts these endings behind the others."""
         self._unqueue(seq)
-        if seq.blocks:
+        if seq.block_count:
             raise InvariantViolation(f"request {seq.request} is rejected while it owns blocks")
         seq.state = SequenceState.ENDED
         result.endings.append(Ending(seq.request, RequestStatus.REJECTED))
@@ -995,7 +1029,7 @@ class Rank:
 
     def _start_load(self, seq: Sequence, device_tokens: int, matched: int, now_ms: float) -> Generator[Any, Any, bool]:
         base = device_tokens // self._block_size
-        reserved = self.pool.reserve(self.pool.primaries(seq.hashes[:base]), matched)
+        reserved = self.pool.reserve(self._primaries(seq, 0, base), matched)
         if reserved is None:
             return False
         reservation, removed = reserved
@@ -1022,7 +1056,7 @@ class Rank:
         rest = 0
         for seq in self.running:
             if seq.computed < seq.prompt_tokens:
-                rest += max(0, self._blocks(seq.known) - len(seq.blocks))
+                rest += max(0, self._blocks(seq.known) - seq.block_count)
         for seq in self.connector:
             if seq.load is not None:
                 rest += seq.load.tail_blocks
@@ -1032,7 +1066,7 @@ class Rank:
         """Store what the pass adds, up to ``stop``, to the whole prompt blocks that the tier has been offered."""
         start = seq.store_cursor
         pool = self.pool
-        busy = frozenset([start + place for place in pool.copied_out(seq.blocks[start:stop])])
+        busy = frozenset([start + place for place in pool.copied_out(seq.blocks[start:stop]).tolist()])
         reply: StoreReply = yield PrepareStore(
             client=self.client, request=seq.request, chain=seq.chain, start=start, stop=stop, busy_sources=busy
         )
@@ -1041,9 +1075,7 @@ class Rank:
         elif reply.outcome is StoreOutcome.PREPARED:
             if reply.transfer is None:
                 raise InvariantViolation(f"store of request {seq.request} is prepared without a transfer")
-            pool.begin_copy_out(
-                [seq.blocks[position] for position in reply.positions], reply.transfer, hold=self._holds
-            )
+            pool.begin_copy_out(seq.blocks[list(reply.positions)], reply.transfer, hold=self._holds)
             seq.latest_store = reply.transfer
             seq.store_cursor = stop
 
@@ -1098,15 +1130,15 @@ class Rank:
 
     def _materialise(self, seq: Sequence, reservation: Reservation, stop: int, changes: list[DeviceChange]) -> None:
         """Turn a reservation for the first ``stop`` blocks into the sequence's blocks, whole ones cached."""
-        pool, blocks = self.pool, seq.blocks
-        blocks.extend(pool.activate_hits(reservation))
-        start = len(blocks)
-        blocks.extend(pool.take_private(reservation, stop - start))
+        pool = self.pool
+        seq.add_blocks(pool.activate_hits(reservation))
+        start = seq.block_count
+        seq.add_blocks(pool.take_private(reservation, stop - start))
         whole = min(stop, len(seq.chain))
         if self.config.prefix_caching and max(start, seq.sealed) < whole:
-            fresh = pool.cache(blocks[start:whole], seq.hashes[start:whole])
+            fresh = pool.cache(seq.blocks[start:whole], seq.numbers[start:whole])
             if self.notes_changes:
-                changes.extend(_stored_runs(seq, start, fresh))
+                changes += _stored_runs(seq, start, fresh.tolist())
         seq.sealed = max(seq.sealed, whole)
 
     def _raise_fence(self, transfer: int) -> None:
@@ -1122,7 +1154,7 @@ class Rank:
     # -- small things
 
     def _new_sequence(self, given: RankRequest, handoff: int | None) -> Sequence:
-        sequence = Sequence(given, self._next_order, handoff)
+        sequence = Sequence(given, self._next_order, handoff, self._block_size, self._numbering)
         sequence.answer_tokens = self.config.answer_tokens(given.prompt.length, given.output_tokens)
         sequence.was_admitted = self.role in given.admitted_in
         self._next_order += 1
@@ -1132,20 +1164,33 @@ class Rank:
         return -(-tokens // self._block_size)
 
     def _match(self, seq: Sequence) -> tuple[int, int]:
-        return self.pool.match(seq.hashes) if self.config.prefix_caching else (0, 0)
+        return self.pool.match(seq.numbers[: len(seq.hashes)]) if self.config.prefix_caching else (0, 0)
 
-    def _note_removed(self, hashes: Collection[int]) -> None:
-        if hashes and self.notes_changes:
-            self.device_changes.append(RemovedBlocks(tuple(hashes)))
+    def _note_removed(self, numbers: Numbers) -> None:
+        if len(numbers) and self.notes_changes:
+            self.device_changes.append(RemovedBlocks(tuple(self._numbering.hashes(numbers))))
 
     # -- for people and checks
+
+    def cached_blocks(self, chain: BlockChain) -> int:
+        """How many leading blocks of a prompt are cached on the device."""
+        return self.pool.match(chain.numbers(self._numbering))[0]
+
+    def caches(self, hash_: int) -> bool:
+        """Whether a block with that hash is cached on the device."""
+        number = self._numbering.find(hash_)
+        return number >= 0 and self.pool.holds(number)
+
+    def cached_hashes(self) -> set[int]:
+        """Hashes of all blocks that are cached on the device."""
+        return set(self._numbering.hashes(self.pool.resident_numbers()))
 
     def waiting(self) -> list[str]:
         """One line for each request on this rank, and what it waits for."""
         self._settle_run()
         room = f"{self.pool.available_blocks} of {self.config.gpu_blocks} GPU blocks available"
         lines = [
-            f"request {seq.request} holds {len(seq.blocks)} blocks for its hand-off" for seq in self._held.values()
+            f"request {seq.request} holds {seq.block_count} blocks for its hand-off" for seq in self._held.values()
         ]
         for seq, _ in self._reserved.values():
             lines.append(f"request {seq.request} waits for its KV, its blocks are reserved")
@@ -1172,7 +1217,7 @@ class Rank:
                     "there are"
                 )
             else:
-                lines.append(f"request {seq.request} waits for {needed} GPU blocks ({len(seq.blocks)} its own; {room})")
+                lines.append(f"request {seq.request} waits for {needed} GPU blocks ({seq.block_count} its own; {room})")
         return lines
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from g2sim.actors.kv.blocks import BlockChain, sequence_hash, tokens_hash
 from g2sim.actors.kv.events import Tier
+from g2sim.actors.kv.numbers import BlockNumbers, Numbers
 from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, Prompt, TokenArray
 from g2sim.actors.worker.device_pool import Reservation
 
@@ -90,12 +91,18 @@ class Load:
 class Sequence:
     """Tokens, blocks and progress of one request on one rank.
 
+    Args:
+        order, handoff: see the attributes.
+        block_size_tokens: tokens per block.
+        numbering: numbers its blocks.
+
     Attributes:
         answer_tokens: tokens to generate before it ends here; the model's limit may leave fewer than were asked for.
         computed: tokens that have KV.
         generated: tokens produced so far; all of them are known, the last one is computed by the next pass.
         hashes, tokens_hashes: identities of known whole blocks, prompt first, generated ones as they fill.
-        blocks: device memory, in order.
+        numbers: the same blocks' numbers, and after them -1 for whole blocks that are not known yet.
+        block_count: blocks of device memory that it has.
         sealed: leading blocks that are cached under their hash, or are not to be.
         order: the rank's running number; "reservation order".
         store_cursor: prompt blocks that the host tier has been offered, or is not to be.
@@ -103,9 +110,11 @@ class Sequence:
     """
 
     __slots__ = (
+        "_blocks",
+        "_numbering",
         "answer_tokens",
         "asleep",
-        "blocks",
+        "block_count",
         "chain",
         "computed",
         "generated",
@@ -113,6 +122,7 @@ class Sequence:
         "hashes",
         "latest_store",
         "load",
+        "numbers",
         "order",
         "output_base",
         "output_ids",
@@ -128,7 +138,9 @@ class Sequence:
         "was_admitted",
     )
 
-    def __init__(self, given: RankRequest, order: int, handoff: int | None = None) -> None:
+    def __init__(
+        self, given: RankRequest, order: int, handoff: int | None, block_size_tokens: int, numbering: BlockNumbers
+    ) -> None:
         self.request = given.request
         self.prompt = given.prompt
         self.prompt_tokens = given.prompt.length
@@ -143,7 +155,14 @@ class Sequence:
         self.generated = 0
         self.hashes = list(given.chain.sequence_hashes)
         self.tokens_hashes = list(given.chain.tokens_hashes)
-        self.blocks: list[int] = []
+        tokens = self.prompt_tokens + self.output_tokens
+        numbers = given.chain.numbers(numbering)
+        self.numbers: Numbers = np.full(max(tokens // block_size_tokens, len(numbers)), -1, np.int64)
+        self.numbers[: len(numbers)] = numbers
+        numbering.keep(self.numbers)
+        self._numbering = numbering
+        self._blocks: Numbers = np.empty(-(-tokens // block_size_tokens), np.int64)
+        self.block_count = 0
         self.sealed = 0
         self.store_cursor = 0
         self.latest_store: int | None = None
@@ -151,6 +170,22 @@ class Sequence:
         self.asleep = False
         self.preempted = False
         self.was_admitted = False
+
+    @property
+    def blocks(self) -> Numbers:
+        """Its device memory, in order; to be read before it gets or loses some."""
+        return self._blocks[: self.block_count]
+
+    def add_blocks(self, blocks: Numbers) -> None:
+        """It has this device memory, too."""
+        stop = self.block_count + len(blocks)
+        self._blocks[self.block_count : stop] = blocks
+        self.block_count = stop
+
+    def add_block(self, block: int) -> None:
+        """It has this block of device memory, too."""
+        self._blocks[self.block_count] = block
+        self.block_count += 1
 
     @property
     def known(self) -> int:
@@ -179,7 +214,7 @@ class Sequence:
 
     def begin_anew(self) -> None:
         """Its blocks have been given back."""
-        self.blocks.clear()
+        self.block_count = 0
         self.sealed = 0
         if self.store_cursor == EVERY_BLOCK:
             self.store_cursor = 0
@@ -200,4 +235,6 @@ class Sequence:
             data = self.prompt.tokens(start, self.prompt_tokens).astype("<u4", copy=False).tobytes() + data
         own = tokens_hash(data)
         self.tokens_hashes.append(own)
-        self.hashes.append(sequence_hash(self.hashes[-1] if position else None, own))
+        hash_ = sequence_hash(self.hashes[-1] if position else None, own)
+        self.hashes.append(hash_)
+        self.numbers[position] = self._numbering.number(hash_)
