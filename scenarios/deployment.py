@@ -195,7 +195,7 @@ def build_cluster(
 
     source = traffic.TrafficActor(
         driver=driver,
-        hasher=BlockHasher(deployment.block_size_tokens, numbering),
+        hasher=BlockHasher(deployment.block_size_tokens),
         fronts=routers[WorkerRole.AGGREGATED] if coordinator is None else [coordinator],
         front_phase=Phase.REPORT if coordinator else Phase.PLACE,
         # A coordinator first hears what workers report of the hand-off that it is to drop.

@@ -358,7 +358,7 @@ class Verifier:
                 rank.pool.check()
                 self._same(f"{where}: G1 residency", rank.cached_hashes(), told.device)
             else:
-                live = {hash_ for hash_ in spoken_of if rank.caches(hash_)}
+                live = spoken_of & rank.cached_hashes()
                 self._same(f"{where}: G1 residency", live, spoken_of & told.device)
                 self._count(f"{where}: blocks in G1", rank.pool.resident_blocks, len(told.device))
             self._same(f"{where}: running requests", {seq.request for seq in rank.running}, told.running)

@@ -12,7 +12,6 @@ import struct
 from array import array
 from collections.abc import Sequence
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from g2sim.actors.kv.numbers import BlockNumbers, Numbers
@@ -120,22 +119,6 @@ class BlockChain:
             self._numbers = numbering.numbers(self.sequence_hashes)
         return self._numbers
 
-    def set_numbers(self, numbering: BlockNumbers, numbers: Numbers) -> None:
-        """For who knows its numbers already; they are kept from now on."""
-        numbering.keep(numbers)
-        self._numbering = numbering
-        self._numbers = numbers
-
-
-class _Run:
-    """Blocks of a run of equal tokens after some prefix. ``numbers`` is None without a numbering."""
-
-    __slots__ = ("numbers", "sequence_hashes")
-
-    def __init__(self, sequence_hashes: tuple[int, ...], numbers: Numbers | None) -> None:
-        self.sequence_hashes = sequence_hashes
-        self.numbers = numbers
-
 
 class BlockHasher:
     """Computes block chains for one block size, remembering what it has hashed before.
@@ -145,18 +128,14 @@ class BlockHasher:
 
     Args:
         block_size_tokens: tokens per block, >= 1.
-        numbering: numbers of the blocks that its chains bring along.
         memory_limit: hashes kept before they are forgotten; a bound on memory, without effect on results.
     """
 
-    def __init__(
-        self, block_size_tokens: int, numbering: BlockNumbers | None = None, memory_limit: int = 250_000
-    ) -> None:
+    def __init__(self, block_size_tokens: int, memory_limit: int = 1_000_000) -> None:
         self.block_size_tokens = block_size_tokens
-        self._numbering = numbering
         self._memory_limit = memory_limit
         self._constant: dict[int, int] = {}
-        self._runs: dict[tuple[int | None, int, int], _Run] = {}
+        self._runs: dict[tuple[int | None, int, int], tuple[int, ...]] = {}
 
     def chain(self, prompt: Prompt) -> BlockChain:
         """The identity of every whole block of ``prompt``."""
@@ -169,14 +148,13 @@ class BlockHasher:
 
     def _chain_of_runs(self, tokens: Sequence[int], run_blocks: int, count: int) -> BlockChain:
         """The chain of ``count`` blocks, where each token fills ``run_blocks`` of them."""
-        runs, constant, numbering = self._runs, self._constant, self._numbering
+        runs, constant = self._runs, self._constant
         if len(runs) * run_blocks > self._memory_limit:
             runs.clear()
         if len(constant) > self._memory_limit:
             constant.clear()
         sequence_hashes: list[int] = []
         own_hashes: list[int] = []
-        numbers: list[Numbers] = []
         parent: int | None = None
         for token in tokens[: -(-count // run_blocks)]:
             own = constant.get(token)
@@ -186,18 +164,12 @@ class BlockHasher:
             own_hashes += [own] * blocks
             run = runs.get((parent, token, run_blocks))
             if run is None:
-                hashes = tuple(_chained(parent, own_hashes[-blocks:]))
-                run = _Run(hashes, None if numbering is None else numbering.numbers(hashes))
+                run = tuple(_chained(parent, own_hashes[-blocks:]))
                 if blocks == run_blocks:
                     runs[parent, token, run_blocks] = run
-            sequence_hashes += run.sequence_hashes[:blocks]
-            if run.numbers is not None:
-                numbers.append(run.numbers[:blocks])
-            parent = run.sequence_hashes[-1]
-        chain = BlockChain(tuple(sequence_hashes), tuple(own_hashes))
-        if numbers and numbering is not None:
-            chain.set_numbers(numbering, np.concatenate(numbers))
-        return chain
+            sequence_hashes += run[:blocks]
+            parent = run[-1]
+        return BlockChain(tuple(sequence_hashes), tuple(own_hashes))
 
 
 def _chained(parent: int | None, own_hashes: Sequence[int]) -> list[int]:

@@ -4,6 +4,10 @@ A number is a name within one process: it stands for one sequence hash for as lo
 another one later. No result depends on which number a block has, so whoever needs one may have a numbering of its own;
 those who share one need not look hashes up.
 
+Blocks that follow each other in a prompt get numbers that do, a *run* of them at a time. A hash says all that comes
+before its block, so a block is known by being the first one of a run, or by standing behind the block before it; hashes
+inside of runs are not looked up.
+
 Owns: which hash has which number, and when a number may be given again.
 Refuses to know: who uses numbers, and for what.
 """
@@ -23,7 +27,10 @@ Numbers = NDArray[np.int64]
 
 NO_NUMBERS: Numbers = np.empty(0, np.int64)
 
-_LEAST = 1 << 12
+_LEAST_LIMIT = 1 << 12
+_MOST_RUN = 32
+"""Blocks of a run. A run is freed whole, so one block in use keeps the numbers of the others."""
+_UNUSED = -1  # in place of the hash of a number that nobody uses
 
 
 class BlockNumbers:
@@ -41,10 +48,12 @@ class BlockNumbers:
 
     __slots__ = (
         "_arrays",
+        "_first_of",
         "_free",
+        "_given",
         "_hashes",
         "_most_arrays",
-        "_number_of",
+        "_starts",
         "_sweep_at",
         "_sweep_least",
         "_users",
@@ -52,18 +61,20 @@ class BlockNumbers:
     )
 
     def __init__(self, sweep_at: int = 1 << 16) -> None:
-        self.limit = _LEAST
+        self.limit = _LEAST_LIMIT
         self._sweep_least = self._sweep_at = sweep_at
-        self._number_of: dict[int, int] = {}
-        self._hashes: list[int] = []  # by number; of one that is not in use, the last hash it stood for
-        self._free: list[int] = []
+        self._hashes: list[int] = []  # by number
+        self._first_of: dict[int, int] = {}  # the first hash of each run that is in use -> its number
+        self._starts: list[int] = []  # the first number of each run, in order; runs that are free are among them
+        self._free: dict[int, list[int]] = {}  # length -> first numbers of runs that are free
+        self._given = 0
         self._arrays: list[weakref.ref[Any]] = []
         self._most_arrays = 1024
         self._users: list[Callable[[], Numbers]] = []
 
     def __len__(self) -> int:
         """How many hashes have a number."""
-        return len(self._number_of)
+        return self._given
 
     def keep(self, numbers: Numbers) -> None:
         """The numbers in this array are in use for as long as it exists, or a slice of it; those below 0 are none.
@@ -74,40 +85,36 @@ class BlockNumbers:
             self._arrays = [known for known in self._arrays if known() is not None]
             self._most_arrays = max(1024, 2 * len(self._arrays))
         self._arrays.append(weakref.ref(numbers))
-        if len(self._number_of) > self._sweep_at:
+        if self._given > self._sweep_at:
             self._sweep()
 
     def add_user(self, in_use: Callable[[], Numbers]) -> None:
         """``in_use`` is asked for numbers that are in use, from now on."""
         self._users.append(in_use)
 
-    def find(self, hash_: int) -> int:
-        """The number of a hash, -1 if it has none."""
-        return self._number_of.get(hash_, -1)
+    def number(self, hash_: int, parent: int) -> int:
+        """The number of one hash, which follows the block with the number ``parent``, -1 if there is none.
 
-    def number(self, hash_: int) -> int:
-        """The number of one hash. It has to be in an array that is kept before ``keep`` or ``numbers`` is called."""
-        number = self._number_of.get(hash_)
-        if number is not None:
-            return number
-        if self._free:
-            number = self._free.pop()
-            self._hashes[number] = hash_
-        else:
-            number = len(self._hashes)
-            self._hashes.append(hash_)
-            if number == self.limit:
-                self.limit *= 2
-        self._number_of[hash_] = number
-        return number
+        It has to be in an array that is kept before ``keep`` or ``numbers`` is called.
+        """
+        number = self._find(hash_, parent)
+        return self._give([hash_]) if number < 0 else number
 
     def numbers(self, hashes: Sequence[int]) -> Numbers:
-        """The numbers of hashes, in an array that is kept."""
-        found: list[Any] = list(map(self._number_of.get, hashes))
-        if None in found:
-            known = found.index(None)
-            found[known:] = self._give(hashes[known:])  # most of what follows a new block is new
-        numbers = np.frombuffer(array("q", found), np.int64)
+        """The numbers of the hashes of a prompt's blocks, from its first one on, in an array that is kept."""
+        parts: list[Numbers] = []
+        at, count, parent = 0, len(hashes), -1
+        while at < count:
+            start = self._find(hashes[at], parent)
+            if start < 0:
+                new = self._before_known(hashes[at : at + _MOST_RUN])
+                start, length = self._give(new), len(new)
+            else:
+                length = _common(self._hashes[start : start + count - at], hashes[at:])
+            parts.append(np.arange(start, start + length))
+            at += length
+            parent = start + length - 1
+        numbers = parts[0] if len(parts) == 1 else np.concatenate((NO_NUMBERS, *parts))
         self.keep(numbers)
         return numbers
 
@@ -123,37 +130,69 @@ class BlockNumbers:
         """The same numbers, those with smaller hashes first."""
         return numbers[np.frombuffer(array("Q", self.hashes(numbers)), np.uint64).argsort()]
 
-    def _give(self, hashes: Sequence[int]) -> list[int]:
-        """The numbers of hashes that may be new."""
-        count, free = len(hashes), self._free
-        if len(free) < count:
+    def find(self, hash_: int) -> int:
+        """The number of a hash wherever it stands, -1 if it has none; a search among all, for checks."""
+        return self._hashes.index(hash_) if hash_ in self._hashes else -1
+
+    def _find(self, hash_: int, parent: int) -> int:
+        following = parent + 1
+        if 0 < following < len(self._hashes) and self._hashes[following] == hash_:
+            return following
+        return self._first_of.get(hash_, -1)
+
+    def _before_known(self, hashes: Sequence[int]) -> Sequence[int]:
+        """Those of hashes, the first of which is new, that come before one that has a number; others are new, too.
+
+        If one inside of a run were among them, so would be all of that run before it, with its first one.
+        """
+        if self._first_of.keys().isdisjoint(hashes):
+            return hashes
+        known = next(idx for idx, hash_ in enumerate(hashes) if hash_ in self._first_of)
+        return hashes[:known]
+
+    def _give(self, hashes: Sequence[int]) -> int:
+        """Make a run of hashes that have no number. Returns: the first number."""
+        length = len(hashes)
+        free = self._free.get(length)
+        if free:
+            start = free.pop()
+            self._hashes[start : start + length] = hashes
+        else:
             start = len(self._hashes)
-            numbers = list(range(start, start + count))
+            self._starts.append(start)
             self._hashes += hashes
             while len(self._hashes) > self.limit:
                 self.limit *= 2
-        else:
-            numbers = free[-count:]
-            del free[-count:]
-            for number, hash_ in zip(numbers, hashes, strict=True):
-                self._hashes[number] = hash_
-        given = list(map(self._number_of.setdefault, hashes, numbers))
-        if given != numbers:
-            free += [number for number, known in zip(numbers, given, strict=True) if number != known]
-        return given
+        self._first_of[hashes[0]] = start
+        self._given += length
+        return start
 
     def _sweep(self) -> None:
-        """Free the numbers that are not in use. It costs as much as giving a part of them did."""
-        given = len(self._hashes)
-        in_use = np.zeros(given, np.bool_)
-        arrays = [known() for known in self._arrays]
-        for numbers in (np.concatenate([one for one in arrays if one is not None]), *[ask() for ask in self._users]):
+        """Free the runs of which no number is in use. It costs as much as giving a part of them did."""
+        ends = [*self._starts[1:], len(self._hashes)]
+        in_use = np.zeros(len(self._hashes), np.bool_)
+        held = [known() for known in self._arrays]
+        for numbers in (np.concatenate([one for one in held if one is not None]), *[ask() for ask in self._users]):
             in_use[numbers[numbers >= 0]] = True
-        in_use[self._free] = True
-        unused = (~in_use).nonzero()[0].tolist()
-        known, hashes = self._number_of, self._hashes
-        for number in unused:
-            del known[hashes[number]]
-        unused.reverse()
-        self._free += unused
-        self._sweep_at = max(self._sweep_least, 2 * len(known))
+        in_use_runs = np.logical_or.reduceat(in_use, self._starts)
+        for idx in (~in_use_runs).nonzero()[0].tolist():
+            start, end = self._starts[idx], ends[idx]
+            first = self._hashes[start]
+            if first == _UNUSED:
+                continue
+            del self._first_of[first]
+            length = end - start
+            self._hashes[start:end] = [_UNUSED] * length
+            self._free.setdefault(length, []).append(start)
+            self._given -= length
+        self._sweep_at = max(self._sweep_least, 2 * self._given)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading items two sequences have in common."""
+    count = min(len(one), len(other))
+    for at in range(0, count, _MOST_RUN):
+        stop = min(at + _MOST_RUN, count)
+        if list(one[at:stop]) != list(other[at:stop]):
+            return next(idx for idx in range(at, stop) if one[idx] != other[idx])
+    return count

@@ -1176,11 +1176,6 @@ class Rank:
         """How many leading blocks of a prompt are cached on the device."""
         return self.pool.match(chain.numbers(self._numbering))[0]
 
-    def caches(self, hash_: int) -> bool:
-        """Whether a block with that hash is cached on the device."""
-        number = self._numbering.find(hash_)
-        return number >= 0 and self.pool.holds(number)
-
     def cached_hashes(self) -> set[int]:
         """Hashes of all blocks that are cached on the device."""
         return set(self._numbering.hashes(self.pool.resident_numbers()))

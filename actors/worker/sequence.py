@@ -237,4 +237,4 @@ class Sequence:
         self.tokens_hashes.append(own)
         hash_ = sequence_hash(self.hashes[-1] if position else None, own)
         self.hashes.append(hash_)
-        self.numbers[position] = self._numbering.number(hash_)
+        self.numbers[position] = self._numbering.number(hash_, int(self.numbers[position - 1]) if position else -1)

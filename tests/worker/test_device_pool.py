@@ -31,7 +31,9 @@ class ListPool:
         return getattr(self.real, name)
 
     def numbers(self, hashes: list[int]) -> Numbers:
-        return self.numbering.numbers(hashes)
+        numbers = array([self.numbering.number(hash_, -1) for hash_ in hashes])
+        self.numbering.keep(numbers)
+        return numbers
 
     def hashes(self, numbers: Numbers) -> list[int]:
         return self.numbering.hashes(numbers)
