@@ -42,10 +42,10 @@ def namespace_seed(lora_name: str | None, cache_salt: str | None) -> int:
 
 def tokens_hashes(token_ids: Sequence[int], block_size_tokens: int, seed: int = HASH_SEED) -> list[int]:
     """Hash of each block's token ids, which are 0 .. 2**32 - 1; a last block may have fewer tokens than the others."""
-    return _hashes_of_bytes(array("I", token_ids).tobytes(), 4 * block_size_tokens, seed)
+    return hashes_of_bytes(array("I", token_ids).tobytes(), 4 * block_size_tokens, seed)
 
 
-def _hashes_of_bytes(data: bytes, step: int, seed: int = HASH_SEED) -> list[int]:
+def hashes_of_bytes(data: bytes, step: int, seed: int = HASH_SEED) -> list[int]:
     """Tokens hash of every ``step`` bytes of token ids."""
     hashes: list[int] = []
     for at in range(0, len(data), step):  # a comprehension is slower for the few blocks of an event
@@ -143,8 +143,8 @@ class BlockHasher:
         count = prompt.length // size
         if isinstance(prompt, RunPrompt) and prompt.run_tokens % size == 0:
             return self._chain_of_runs(prompt.ids, prompt.run_tokens // size, count)
-        hashes = _hashes_of_bytes(prompt.tokens(0, count * size).astype("<u4", copy=False).tobytes(), 4 * size)
-        return BlockChain(tuple(_chained(None, hashes)), tuple(hashes))
+        hashes = hashes_of_bytes(prompt.tokens(0, count * size).astype("<u4", copy=False).tobytes(), 4 * size)
+        return BlockChain(tuple(chained(None, hashes)), tuple(hashes))
 
     def _chain_of_runs(self, tokens: Sequence[int], run_blocks: int, count: int) -> BlockChain:
         """The chain of ``count`` blocks, where each token fills ``run_blocks`` of them."""
@@ -164,7 +164,7 @@ class BlockHasher:
             own_hashes += [own] * blocks
             run = runs.get((parent, token, run_blocks))
             if run is None:
-                run = tuple(_chained(parent, own_hashes[-blocks:]))
+                run = tuple(chained(parent, own_hashes[-blocks:]))
                 if blocks == run_blocks:
                     runs[parent, token, run_blocks] = run
             sequence_hashes += run[:blocks]
@@ -172,7 +172,7 @@ class BlockHasher:
         return BlockChain(tuple(sequence_hashes), tuple(own_hashes))
 
 
-def _chained(parent: int | None, own_hashes: Sequence[int]) -> list[int]:
+def chained(parent: int | None, own_hashes: Sequence[int]) -> list[int]:
     """Sequence hashes of blocks with these tokens hashes, which follow the block ``parent``."""
     hashes: list[int] = []
     for own in own_hashes:

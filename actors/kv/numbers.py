@@ -92,18 +92,14 @@ class BlockNumbers:
         """``in_use`` is asked for numbers that are in use, from now on."""
         self._users.append(in_use)
 
-    def number(self, hash_: int, parent: int) -> int:
-        """The number of one hash, which follows the block with the number ``parent``, -1 if there is none.
+    def numbers(self, hashes: Sequence[int], parent: int = -1) -> Numbers:
+        """The numbers of hashes of consecutive blocks, in an array that is kept.
 
-        It has to be in an array that is kept before ``keep`` or ``numbers`` is called.
+        Args:
+            parent: the number of the block before the first one, -1 if it is the first one of a prompt.
         """
-        number = self._find(hash_, parent)
-        return self._give([hash_]) if number < 0 else number
-
-    def numbers(self, hashes: Sequence[int]) -> Numbers:
-        """The numbers of the hashes of a prompt's blocks, from its first one on, in an array that is kept."""
         parts: list[Numbers] = []
-        at, count, parent = 0, len(hashes), -1
+        at, count = 0, len(hashes)
         while at < count:
             start = self._find(hashes[at], parent)
             if start < 0:

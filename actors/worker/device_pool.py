@@ -340,7 +340,8 @@ class DevicePool:
 
     def cache_one(self, block: int, number: int) -> bool:
         """``cache`` a single block. Returns: whether it is the first copy."""
-        self._fit()
+        if number >= len(self._primary_items):
+            self._fit()
         if self._number_items[block] >= 0:
             raise InvariantViolation(f"device block {block} is cached twice")
         self._number_items[block] = number

@@ -927,7 +927,7 @@ class Rank:
         """Enter the blocks up to ``stop`` under their hashes."""
         start = seq.sealed
         for _ in range(len(seq.hashes), stop):
-            seq.learn_next_hash(self._block_size)
+            seq.learn_next_hash()
         fresh = self.pool.cache(seq.blocks[start:stop], seq.numbers[start:stop])
         seq.sealed = stop
         if self.notes_changes:
@@ -937,8 +937,8 @@ class Rank:
         """``_seal`` a single block."""
         position = seq.sealed
         if position == len(seq.hashes):
-            seq.learn_next_hash(self._block_size)
-        is_first = self.pool.cache_one(int(seq.blocks[position]), int(seq.numbers[position]))
+            seq.learn_next_hash()
+        is_first = self.pool.cache_one(seq.block(position), int(seq.numbers[position]))
         seq.sealed = position + 1
         if is_first and self.notes_changes:
             self.device_changes += _stored_runs(seq, position, [0])

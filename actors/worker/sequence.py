@@ -8,7 +8,7 @@ from collections.abc import Collection
 import attrs
 import numpy as np
 
-from g2sim.actors.kv.blocks import BlockChain, sequence_hash, tokens_hash
+from g2sim.actors.kv.blocks import BlockChain, chained, hashes_of_bytes
 from g2sim.actors.kv.events import Tier
 from g2sim.actors.kv.numbers import BlockNumbers, Numbers
 from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, Prompt, TokenArray
@@ -48,6 +48,8 @@ class SequenceState(enum.Enum):
     HELD = "held"
     ENDED = "ended"
 
+
+_BLOCKS_AHEAD = 32
 
 EVERY_BLOCK = 1 << 62
 """As a number of leading blocks: all that there are and will be."""
@@ -101,7 +103,7 @@ class Sequence:
         computed: tokens that have KV.
         generated: tokens produced so far; all of them are known, the last one is computed by the next pass.
         hashes, tokens_hashes: identities of known whole blocks, prompt first, generated ones as they fill.
-        numbers: the same blocks' numbers, and after them -1 for whole blocks that are not known yet.
+        numbers: the same blocks' numbers, and more; one place for each whole block that it can have.
         block_count: blocks of device memory that it has.
         sealed: leading blocks that are cached under their hash, or are not to be.
         order: the rank's running number; "reservation order".
@@ -110,7 +112,9 @@ class Sequence:
     """
 
     __slots__ = (
+        "_block_size",
         "_blocks",
+        "_next_hashes",
         "_numbering",
         "answer_tokens",
         "asleep",
@@ -161,6 +165,8 @@ class Sequence:
         self.numbers[: len(numbers)] = numbers
         numbering.keep(self.numbers)
         self._numbering = numbering
+        self._block_size = block_size_tokens
+        self._next_hashes: list[tuple[int, int]] = []  # tokens hash and hash of blocks to come, the next one last
         self._blocks: Numbers = np.empty(-(-tokens // block_size_tokens), np.int64)
         self.block_count = 0
         self.sealed = 0
@@ -175,6 +181,10 @@ class Sequence:
     def blocks(self) -> Numbers:
         """Its device memory, in order; to be read before it gets or loses some."""
         return self._blocks[: self.block_count]
+
+    def block(self, position: int) -> int:
+        """The device memory of one of its blocks."""
+        return int(self._blocks[position])
 
     def add_blocks(self, blocks: Numbers) -> None:
         """It has this device memory, too."""
@@ -219,11 +229,19 @@ class Sequence:
         if self.store_cursor == EVERY_BLOCK:
             self.store_cursor = 0
 
-    def learn_next_hash(self, block_size_tokens: int) -> None:
+    def learn_next_hash(self) -> None:
         """Identify the next block, which has just been filled with generated tokens."""
-        position = len(self.hashes)
-        start = position * block_size_tokens
-        stop = start + block_size_tokens
+        if not self._next_hashes:
+            self._hash_ahead()
+        own, hash_ = self._next_hashes.pop()
+        self.tokens_hashes.append(own)
+        self.hashes.append(hash_)
+
+    def _hash_ahead(self) -> None:
+        """Work out the identities of the next blocks: what will be generated is known, and many cost little more."""
+        size, position = self._block_size, len(self.hashes)
+        start = position * size
+        stop = min(position + _BLOCKS_AHEAD, len(self.numbers)) * size
         first_output = max(start, self.prompt_tokens) - self.prompt_tokens
         last_output = stop - self.prompt_tokens
         if self.output_ids is not None:
@@ -233,8 +251,9 @@ class Sequence:
             data = np.arange(base + first_output, base + last_output, dtype="<u4").tobytes()
         if start < self.prompt_tokens:
             data = self.prompt.tokens(start, self.prompt_tokens).astype("<u4", copy=False).tobytes() + data
-        own = tokens_hash(data)
-        self.tokens_hashes.append(own)
-        hash_ = sequence_hash(self.hashes[-1] if position else None, own)
-        self.hashes.append(hash_)
-        self.numbers[position] = self._numbering.number(hash_, int(self.numbers[position - 1]) if position else -1)
+        own_hashes = hashes_of_bytes(data, 4 * size)
+        hashes = chained(self.hashes[-1] if position else None, own_hashes)
+        parent = int(self.numbers[position - 1]) if position else -1
+        self.numbers[position : position + len(hashes)] = self._numbering.numbers(hashes, parent)
+        self._next_hashes = list(zip(own_hashes, hashes, strict=True))
+        self._next_hashes.reverse()

@@ -77,7 +77,7 @@ class NumberingMachine(RuleBasedStateMachine):
             return
         tokens.append(token)
         at = len(tokens) - 1
-        numbers[at] = self.numbering.number(hashes_of(tokens)[-1], int(numbers[at - 1]) if at else -1)
+        numbers[at] = self.numbering.numbers(hashes_of(tokens)[-1:], int(numbers[at - 1]) if at else -1)[0]
 
     @precondition(lambda self: self.prompts)
     @rule(data=st.data())

@@ -31,8 +31,10 @@ class ListPool:
         return getattr(self.real, name)
 
     def numbers(self, hashes: list[int]) -> Numbers:
-        numbers = array([self.numbering.number(hash_, -1) for hash_ in hashes])
+        numbers = array([0] * len(hashes))
         self.numbering.keep(numbers)
+        for place, hash_ in enumerate(hashes):
+            numbers[place] = self.numbering.numbers([hash_])[0]
         return numbers
 
     def hashes(self, numbers: Numbers) -> list[int]:
