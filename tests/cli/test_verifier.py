@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from g2sim.actors.host_pool.pool import HostPool
+from g2sim.actors.kv.numbers import Numbers
 from g2sim.actors.worker.device_pool import DevicePool
 from g2sim.bus.drivers import InlineDriver
 from g2sim.bus.errors import InvariantViolation
@@ -49,12 +50,13 @@ def test_a_block_that_is_lost_without_an_event_is_missed_in_the_number_of_blocks
 ) -> None:
     cache, stored = DevicePool.cache, 0
 
-    def losing(pool: DevicePool, blocks: Sequence[int], hashes: Sequence[int]) -> list[int]:
+    def losing(pool: DevicePool, blocks: Numbers, numbers: Numbers) -> Numbers:
         nonlocal stored
         before, stored = stored, stored + len(blocks)
-        first = cache(pool, blocks, hashes)
+        first = cache(pool, blocks, numbers)
         if before < 4_000 <= stored:
-            del pool._primary[next(iter(pool._primary))]
+            pool._primary[pool.resident_numbers()[-1]] = -1
+            pool.resident_blocks -= 1
         return first
 
     monkeypatch.setattr(DevicePool, "cache", losing)
