@@ -127,6 +127,20 @@ class BlockChain:
         self._numbers = numbers
 
 
+class ChainPart:
+    """The blocks [start, stop) of a chain. Nobody changes one."""
+
+    __slots__ = ("chain", "start", "stop")
+
+    def __init__(self, chain: BlockChain, start: int, stop: int) -> None:
+        self.chain = chain
+        self.start = start
+        self.stop = stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
 class _Run:
     """Blocks of a run of equal tokens after some prefix. ``numbers`` is None without a numbering."""
 

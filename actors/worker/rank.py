@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Generator, MutableSequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 from g2sim.actors.config import HostScope, PreemptionMode, RankConfig, WorkerRole
 from g2sim.actors.host_pool.messages import (
@@ -37,8 +38,9 @@ from g2sim.actors.host_pool.messages import (
     Tick,
     TickReply,
 )
-from g2sim.actors.kv.blocks import consecutive
+from g2sim.actors.kv.blocks import ChainPart, consecutive
 from g2sim.actors.kv.events import Tier, removed_by_clear
+from g2sim.actors.kv.numbers import NO_NUMBERS
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.decode_run import DecodeRun
 from g2sim.actors.worker.device_pool import DevicePool, Reservation
@@ -263,7 +265,7 @@ class Rank:
         self._fence_ms = 0.0
         self._copy_out_ends_ms: dict[int, float] = {}
         self._loads: dict[int, Sequence] = {}
-        self._loading: frozenset[int] = frozenset()
+        self._loading: tuple[ChainPart, ...] = ()
         self.canceled_left: list[int] = []
         # Prefill/decode hand-off.
         self._generation = 0
@@ -329,7 +331,7 @@ class Rank:
             untold = [(type(change) is StoredRun, change.block_hashes) for change in self.device_changes]
             self.device_changes.clear()
             self._note_removed(removed_by_clear(untold, dropped + in_use))
-            self._loading = frozenset()
+            self._loading = ()
         destinations = [pending.sequence for pending in self._pending] + [seq for seq, _ in self._reserved.values()]
         with_kv = [seq for seq in (*self.running, *self.queue, *self.connector) if seq.blocks]
         for seq in (*with_kv, *self._loads.values(), *destinations):
@@ -1011,10 +1013,10 @@ class Rank:
             stop=base + matched,
             from_ms=from_ms,
         )
-        keys = seq.chain.sequence_hashes[base : base + matched]
-        seq.load = Load(reservation, keys, device_tokens, base + matched, self._blocks(seq.known))
+        part = ChainPart(seq.chain, base, base + matched)
+        seq.load = Load(reservation, part, device_tokens, base + matched, self._blocks(seq.known))
         self._loads[transfer] = seq
-        self._loading = self._loading.union(keys)
+        self._loading = (*self._loading, part)
         return True
 
     def _headroom(self) -> int:
@@ -1032,7 +1034,10 @@ class Rank:
         """Store what the pass adds, up to ``stop``, to the whole prompt blocks that the tier has been offered."""
         start = seq.store_cursor
         pool = self.pool
-        busy = frozenset([start + place for place in pool.copied_out(seq.blocks[start:stop])])
+        busy = NO_NUMBERS
+        busy_places = pool.copied_out(seq.blocks[start:stop])
+        if busy_places:
+            busy = np.array(busy_places, np.int64) + start
         reply: StoreReply = yield PrepareStore(
             client=self.client, request=seq.request, chain=seq.chain, start=start, stop=stop, busy_sources=busy
         )
@@ -1041,9 +1046,8 @@ class Rank:
         elif reply.outcome is StoreOutcome.PREPARED:
             if reply.transfer is None:
                 raise InvariantViolation(f"store of request {seq.request} is prepared without a transfer")
-            pool.begin_copy_out(
-                [seq.blocks[position] for position in reply.positions], reply.transfer, hold=self._holds
-            )
+            copied = [seq.blocks[position] for position in reply.positions.tolist()]
+            pool.begin_copy_out(copied, reply.transfer, hold=self._holds)
             seq.latest_store = reply.transfer
             seq.store_cursor = stop
 
@@ -1086,7 +1090,7 @@ class Rank:
         if load is None:
             raise InvariantViolation(f"request {seq.request} has no load to finish")
         if not load.cleared:
-            self._loading = self._loading.difference(load.keys)
+            self._loading = tuple([part for part in self._loading if part is not load.part])
         if seq.state is SequenceState.ENDED:
             self.pool.cancel(load.reservation)
             load.done = True
@@ -1158,7 +1162,7 @@ class Rank:
         for seq in [*self.connector, *self.queue]:
             needed = self._blocks(seq.known)
             if seq.load is not None and not seq.load.done:
-                lines.append(f"request {seq.request} waits for {len(seq.load.keys)} blocks from the host tier")
+                lines.append(f"request {seq.request} waits for {len(seq.load.part)} blocks from the host tier")
             elif seq.asleep:
                 lines.append(f"request {seq.request} waits for a host transfer to end")
             elif not self.config.chunked_prefill and seq.prompt_tokens > self._budget:
