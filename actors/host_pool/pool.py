@@ -62,7 +62,7 @@ ROUNDING_MS = 1e-3
 ABSENT, PENDING, RESIDENT = range(3)
 """States of a block. Their order matters: the least of several blocks is what they come to together."""
 
-_LEAST_RUN_BLOCKS = 4096
+_LEAST_RUN_BLOCKS = 1 << 15
 
 
 class _Place(NamedTuple):
@@ -146,7 +146,7 @@ class _Book:
 
     def _forget_runs(self) -> None:
         """Of stores that have no block here any more. It costs as much as noting a part of them did."""
-        known = set(self.stores[self.blocks()].tolist())
+        known = set(np.unique(self.stores[self.blocks()]).tolist())
         self._runs = {transfer: runs for transfer, runs in self._runs.items() if transfer in known}
         self._run_blocks = sum([len(run.block_hashes) for runs in self._runs.values() for run in runs])
         self._most_run_blocks = max(_LEAST_RUN_BLOCKS, 2 * self._run_blocks)
@@ -525,20 +525,13 @@ class HostPool:
     def resident_blocks(self) -> int:
         return int(np.count_nonzero(self._book.states == RESIDENT))
 
-    def block(self, hash_: int) -> tuple[bool, int] | None:
-        """One block: (resident, pins), None if it is not here."""
-        number, book = self._numbering.known(hash_), self._book
-        if number is None or number >= self._limit or book.states[number] == ABSENT:
-            return None
-        return bool(book.states[number] == RESIDENT), int(book.pins[number])
-
     def contents(self) -> dict[int, tuple[bool, int]]:
-        """Every block: (resident, pins). Costs O(blocks)."""
-        states, pins = self._book.states, self._book.pins
-        return {
-            place.hash: (bool(states[place.number] == RESIDENT), int(pins[place.number]))
-            for place in self._book.places(self._numbering)
-        }
+        """Every block, in no particular order: (resident, pins). Costs O(blocks)."""
+        book = self._book
+        blocks = book.blocks()
+        is_resident = (book.states[blocks] == RESIDENT).tolist()
+        known = zip(is_resident, book.pins[blocks].tolist(), strict=True)
+        return dict(zip(self._numbering.hashes(blocks), known, strict=True))
 
     def eviction_order(self) -> list[int]:
         """Every block that can be evicted, the next one first. Costs O(blocks)."""

@@ -97,10 +97,6 @@ class BlockNumbers:
         self._number_of[hash_] = number
         return number
 
-    def known(self, hash_: int) -> int | None:
-        """The number of one hash, None if it has none."""
-        return self._number_of.get(hash_)
-
     def numbers(self, hashes: Sequence[int]) -> Numbers:
         """The numbers of hashes, in an array that is kept."""
         known = self._number_of
