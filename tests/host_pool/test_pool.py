@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from g2sim.actors.host_pool import events as ev
+from g2sim.actors.host_pool import pool as pool_module
 from g2sim.actors.host_pool.messages import (
     Clear,
     Join,
@@ -200,6 +201,20 @@ def test_a_small_tier_goes_on_taking_stores() -> None:
         pool.check()
     assert stored == 320
     assert resident == set(pool.contents()) == set(range(38 * 8, 40 * 8))
+
+
+def test_what_stores_brought_is_forgotten_with_their_last_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G2=5, and 0 stays as it is looked up each time: memory does not grow, and who joins late is told of 0 as well."""
+    monkeypatch.setattr(pool_module, "_LEAST_RUN_BLOCKS", 5)
+    pool = shared_pool(5, link())
+    store(pool, 0.0, 0)
+    for prompt in range(1, 100):
+        store(pool, float(prompt), 10 * prompt, 10 * prompt + 1)
+        look_up(pool, 0)
+        pool.check()
+        assert len(pool._book._runs) <= 6
+    told = [change.block_hashes for change in join(pool, 1)]
+    assert told == [(0,), (980,), (990,), (981,), (991,)]
 
 
 def test_two_loads_of_the_same_blocks_count_their_pins() -> None:

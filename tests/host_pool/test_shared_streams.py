@@ -310,7 +310,7 @@ def test_a_first_client_is_told_nothing() -> None:
 def test_a_store_is_cut_where_a_block_was_known_already() -> None:
     """With 2 of (1, 2, 3, 4) resident, storing the rest tells two runs: 1, and 3-4 with parent 2 from position 2."""
     pool = pool_with(math.inf, math.inf)
-    prepare(pool, 0.0, 9, 2, start=1)
+    prepare(pool, 0.0, 1, 2, start=1)
     pool.boundary(0, 0.0)
     pool.tick(1, 0.0)
     store(pool, 1.0, 1, 2, 3, 4)
