@@ -141,9 +141,10 @@ def build_cluster(
     """
     kernel = Kernel(seed=seed, time_limit_ms=deployment.max_virtual_time_ms)
     host_pools: dict[str, HostPool] = {}
+    numbering = BlockNumbers()
     shared = next((pool for pool in deployment.pools if _is_shared(pool.rank.host)), None)
     if shared is not None:
-        pool = _shared_pool(shared)
+        pool = _shared_pool(shared, numbering)
         host_pools[SHARED_POOL] = pool
         kernel.register(SHARED_POOL, HostPoolActor(pool))
 
@@ -163,7 +164,6 @@ def build_cluster(
                 feeds.append(router.feed)
     _check_faults(faults, {role.pool_name: policy for role, policy in policies.items()})
     made: dict[str, workers.WorkerActor] = {}
-    numbering = BlockNumbers()
     next_client = 0
     for config in deployment.pools:
         for worker, name in enumerate(_names(config)):
@@ -173,8 +173,8 @@ def build_cluster(
                 config,
                 next_client,
                 host_pools,
-                coordinator,
                 numbering,
+                coordinator,
                 watched=policies[config.role].sees_blocks,
                 pass_times=(pass_times or {}).get(config.role),
             )
@@ -275,12 +275,12 @@ def _block_bytes(config: PoolConfig) -> int:
     return config.rank.block_size_tokens * (config.rank.kv_bytes_per_token or 0)
 
 
-def _shared_pool(config: PoolConfig) -> HostPool:
+def _shared_pool(config: PoolConfig, numbering: BlockNumbers) -> HostPool:
     host: Any = config.rank.host
     links = FairLinks(
         bytes_per_ms(host.shared_d2h_gb_per_s), bytes_per_ms(host.shared_h2d_gb_per_s), _SHARE_RULES[host.sharing]
     )
-    return HostPool(SHARED_POOL, host.capacity_blocks, _block_bytes(config), links, shared=True)
+    return HostPool(SHARED_POOL, host.capacity_blocks, _block_bytes(config), links, shared=True, numbering=numbering)
 
 
 def _worker(
@@ -289,8 +289,8 @@ def _worker(
     config: PoolConfig,
     first_client: int,
     host_pools: dict[str, HostPool],
-    coordinator: str | None,
     numbering: BlockNumbers,
+    coordinator: str | None,
     *,
     watched: bool,
     pass_times: PassTimes | None,
@@ -301,7 +301,14 @@ def _worker(
         own_pool = None
         if host is not None and not _is_shared(host):
             pool_name = private_pool_name(name, dp_rank)
-            own_pool = HostPool(pool_name, host.capacity_blocks, _block_bytes(config), FifoLanes(), shared=False)
+            own_pool = HostPool(
+                pool_name,
+                host.capacity_blocks,
+                _block_bytes(config),
+                FifoLanes(),
+                shared=False,
+                numbering=numbering,
+            )
             host_pools[pool_name] = own_pool
         rank = Rank(config.rank, config.role, first_client + dp_rank, pass_times, numbering)
         places.append(RankPlace(worker, config.role.value, dp_rank, rank, own_pool))

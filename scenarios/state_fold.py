@@ -373,8 +373,9 @@ class Verifier:
                 if self._looks_whole((where, pool.name), len(told.host), at_end=False):
                     resident = {hash_ for hash_, (is_resident, _) in pool.contents().items() if is_resident}
                     self._same(what, resident, told.host)
-                else:
-                    live = {hash_ for hash_ in spoken_of if (pool.block(hash_) or (False, 0))[0]}
+                elif spoken_of:
+                    contents = pool.contents()
+                    live = {hash_ for hash_ in spoken_of if contents.get(hash_, (False, 0))[0]}
                     self._same(what, live, spoken_of & told.host)
 
     def _compare_pools(self, *, at_end: bool) -> None:
@@ -382,12 +383,14 @@ class Verifier:
             state = self.fold.pools.get(name, PoolState())
             told = state.blocks
             spoken_of = self._take((name,))
-            if self._looks_whole((name,), len(told), at_end=at_end):
+            looks_whole = self._looks_whole((name,), len(told), at_end=at_end)
+            contents = pool.contents() if looks_whole or spoken_of else {}
+            if looks_whole:
                 pool.check()
-                spoken_of = {*pool.contents(), *told}
+                spoken_of = {*contents, *told}
             wrong = []
             for hash_ in spoken_of:
-                live = pool.block(hash_)
+                live = contents.get(hash_)
                 if (None if live is None else [int(live[0]), live[1]]) != told.get(hash_):
                     wrong.append(hash_)
             if wrong:

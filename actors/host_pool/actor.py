@@ -25,6 +25,7 @@ from g2sim.actors.host_pool.messages import (
     TakeNews,
 )
 from g2sim.actors.host_pool.pool import ROUNDING_MS, HostPool
+from g2sim.actors.kv.blocks import BlockChain
 from g2sim.actors.phases import Phase
 from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.kernel import Envelope, Port
@@ -52,7 +53,7 @@ class _Stander:
     ``news``: see ``TakeNews``.
     """
 
-    __slots__ = ("actor", "carefree", "client", "keys", "looked_up", "moved", "news", "order", "pass_ends_ms")
+    __slots__ = ("actor", "carefree", "chain", "client", "looked_up", "moved", "news", "order", "pass_ends_ms")
 
     def __init__(self, message: StandBy, actor: str) -> None:
         self.client = message.client
@@ -61,7 +62,7 @@ class _Stander:
         self.news: list[tuple[int, BoundaryReply]] = []
         self.order = message.order
         self.pass_ends_ms = message.pass_ends_ms
-        self.keys = None if message.look_up is None else message.look_up.chain.sequence_hashes
+        self.chain = None if message.look_up is None else message.look_up.chain
         self.moved = 0
         self.looked_up = 0
 
@@ -251,21 +252,21 @@ class HostPoolActor:
         this_round = (now_ms, round_idx)
         is_new_round = this_round != self._stood_in_round
         self._stood_in_round, self._stood_in_turn = this_round, port.turn_idx
-        asked: list[tuple[int, float, int, Sequence[int]]] = []
+        asked: list[tuple[int, float, int, BlockChain]] = []
         for stander in self._standers.values():
-            order, keys, ends_ms = stander.order, stander.keys, stander.pass_ends_ms
-            if keys is None:
+            order, chain, ends_ms = stander.order, stander.chain, stander.pass_ends_ms
+            if chain is None:
                 continue
             if ends_ms:
                 stop = port.count_passed(ends_ms, Phase.START, order, stander.looked_up)
                 if stop != stander.looked_up:
                     stander.looked_up = stop
                     start_ms = ends_ms[stop - 1]
-                    asked.append((2 if start_ms == now_ms and round_idx == 0 else 0, start_ms, order, keys))
+                    asked.append((2 if start_ms == now_ms and round_idx == 0 else 0, start_ms, order, chain))
             elif port.is_before(Phase.START, order):
-                asked.append((3, now_ms, order, keys))
+                asked.append((3, now_ms, order, chain))
             elif is_new_round:
-                asked.append((1, now_ms, order, keys))
+                asked.append((1, now_ms, order, chain))
         for *_, wanted in sorted(asked, key=itemgetter(0, 1, 2)):
             self.pool.make_recent(wanted)
 

@@ -9,9 +9,13 @@ import enum
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
 
 from g2sim.actors.host_pool.transfers import Link
-from g2sim.actors.kv.blocks import BlockChain
+from g2sim.actors.kv.blocks import BlockChain, ChainPart
+from g2sim.actors.kv.numbers import Numbers
+
+_SAME = attrs.cmp_using(eq=np.array_equal)
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -59,7 +63,7 @@ class LookUp:
 
     Attributes:
         latest_store: the request's own last store; while it is under way the answer is DEFERRED.
-        loading: blocks that this rank is loading for another request; matching one gives DEFERRED.
+        loading: blocks that this rank is loading for other requests; matching one gives DEFERRED.
         again: the reply to the same look-up before, unless it was DEFERRED; it is the reply if nothing has changed.
     Reply: ``LookUpReply``.
     """
@@ -68,7 +72,7 @@ class LookUp:
     chain: BlockChain
     base_blocks: int
     latest_store: int | None
-    loading: frozenset[int]
+    loading: tuple[ChainPart, ...]
     again: LookUpReply | None = None
 
 
@@ -99,7 +103,7 @@ class PrepareStore:
     """Take room for the blocks [start, stop) of a chain that the pool does not know; all or nothing.
 
     Attributes:
-        busy_sources: positions whose device memory an earlier transfer still reads.
+        busy_sources: positions among these whose device memory an earlier transfer still reads, int64[n].
     Reply: ``StoreReply``.
     """
 
@@ -108,16 +112,16 @@ class PrepareStore:
     chain: BlockChain
     start: int
     stop: int
-    busy_sources: frozenset[int]
+    busy_sources: Numbers = attrs.field(eq=_SAME)
 
 
 @attrs.frozen(slots=True)
 class StoreReply:
-    """``positions``: places in the chain of the blocks that will be copied, when PREPARED."""
+    """``positions``: places in the chain of the blocks that will be copied, when PREPARED, ascending, int64[n]."""
 
     outcome: StoreOutcome
     transfer: int | None
-    positions: tuple[int, ...]
+    positions: Numbers = attrs.field(eq=_SAME)
 
 
 @attrs.frozen(kw_only=True, slots=True)

@@ -7,6 +7,9 @@ A block is *pending* from the moment room is taken for it until its copy lands, 
 Only resident blocks that no load has pinned can be evicted, oldest first. Age: a touch makes one block the youngest; a
 landing store, or a finished load, makes its whole cohort youngest at once, ordered among themselves by hash.
 
+What is known of blocks stands in arrays by their numbers, so that a step is a few operations on arrays for a whole
+prompt; only events speak of hashes.
+
 A clear begins a new book of blocks. Transfers under way go on with the old one, where nobody looks; its blocks count
 as used until these have ended.
 """
@@ -15,9 +18,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from g2sim.actors.host_pool import events as ev
 from g2sim.actors.host_pool.messages import (
@@ -45,66 +50,119 @@ from g2sim.actors.host_pool.messages import (
 )
 from g2sim.actors.host_pool.recency import Recency
 from g2sim.actors.host_pool.transfers import Direction, Transport
-from g2sim.actors.kv.blocks import BlockChain, consecutive
+from g2sim.actors.kv.blocks import BlockChain, ChainPart, consecutive
 from g2sim.actors.kv.events import removed_by_clear
+from g2sim.actors.kv.numbers import NO_NUMBERS, BlockNumbers, Numbers
 from g2sim.bus.errors import InvariantViolation
 
 ROUNDING_MS = 1e-3
 """Far more than a transfer's end moves when bytes move in other steps."""
 
 
-class _Cohort:
-    """What one store brings, block by block: as ``runs`` of its prompt. Pending until it lands, then resident."""
+ABSENT, PENDING, RESIDENT = range(3)
+"""States of a block. Their order matters: the least of several blocks is what they come to together."""
 
-    __slots__ = ("resident", "runs")
+_LEAST_RUN_BLOCKS = 1 << 15
 
-    def __init__(self, runs: list[PoolChange]) -> None:
-        self.resident = False
-        self.runs = runs
+
+class _Place(NamedTuple):
+    """Where a block stands in its prompt."""
+
+    position: int
+    hash: int
+    tokens_hash: int
+    parent_hash: int | None
+    number: int
 
 
 class _Book:
-    """Blocks by their hashes: each block's cohort, and how many loads have pinned it, if any."""
+    """What is known of blocks, by their numbers.
 
-    __slots__ = ("cohorts", "pins")
+    Attributes:
+        states: int8[limit].
+        pins: how many loads are reading a block, int32[limit].
+        stores: the transfer that has brought a block, or will; of no meaning if it is absent. int64[limit].
+        used_blocks: how many are not absent.
+    """
 
-    def __init__(self) -> None:
-        self.cohorts: dict[int, _Cohort] = {}
-        self.pins: dict[int, int] = {}
+    __slots__ = ("_most_run_blocks", "_run_blocks", "_runs", "pins", "states", "stores", "used_blocks")
 
-    def places(self) -> list[tuple[int, int, int, int | None]]:
-        """(position in its prompt, hash, tokens hash, parent's hash) of each resident block, in this order."""
-        found = []
-        for cohort in dict.fromkeys(self.cohorts.values()):
-            for run in cohort.runs if cohort.resident else ():
+    def __init__(self, limit: int) -> None:
+        self.states: NDArray[np.int8] = np.zeros(limit, np.int8)
+        self.pins: NDArray[np.int32] = np.zeros(limit, np.int32)
+        self.stores: Numbers = np.zeros(limit, np.int64)
+        self.used_blocks = 0
+        self._runs: dict[int, list[PoolChange]] = {}  # by transfer; some may have no block here any more
+        self._run_blocks = 0
+        self._most_run_blocks = _LEAST_RUN_BLOCKS
+
+    def grow(self, limit: int) -> None:
+        """Let there be larger numbers, below ``limit``."""
+        more = limit - len(self.states)
+        self.states = np.concatenate((self.states, np.zeros(more, np.int8)))
+        self.pins = np.concatenate((self.pins, np.zeros(more, np.int32)))
+        self.stores = np.concatenate((self.stores, np.zeros(more, np.int64)))
+
+    def begin_store(self, transfer: int, blocks: Numbers, runs: list[PoolChange]) -> None:
+        """Blocks that were absent become pending; ``runs`` are the same blocks."""
+        self.states[blocks] = PENDING
+        self.stores[blocks] = transfer
+        self.used_blocks += len(blocks)
+        self._runs[transfer] = runs
+        self._run_blocks += len(blocks)
+        if self._run_blocks > self._most_run_blocks:
+            self._forget_runs()
+
+    def runs_of(self, transfer: int) -> list[PoolChange]:
+        """What a store brings, as runs of its prompt."""
+        return self._runs[transfer]
+
+    def take_out(self, blocks: Numbers) -> None:
+        """Blocks that are here, and that nobody uses, are here no more."""
+        self.states[blocks] = ABSENT
+        self.used_blocks -= len(blocks)
+
+    def blocks(self) -> Numbers:
+        """All blocks that are here, in the order of their numbers."""
+        numbers: Numbers = (self.states != ABSENT).nonzero()[0]
+        return numbers
+
+    def places(self, numbering: BlockNumbers) -> list[_Place]:
+        """Each block that is here, in the order of the stores that brought them."""
+        numbers = self.blocks()
+        brought = zip(self.stores[numbers].tolist(), numbering.hashes(numbers), strict=True)
+        here = dict(zip(brought, numbers.tolist(), strict=True))
+        found: list[_Place] = []
+        for transfer, runs in self._runs.items():
+            for run in runs:
                 parent = run.parent_hash
                 for position, hash_ in enumerate(run.block_hashes, run.start_position):
-                    if self.cohorts.get(hash_) is cohort:
-                        found.append((position, hash_, run.tokens_hashes[position - run.start_position], parent))
+                    number = here.get((transfer, hash_))
+                    if number is not None:
+                        own = run.tokens_hashes[position - run.start_position]
+                        found.append(_Place(position, hash_, own, parent, number))
                     parent = hash_
-        return sorted(found, key=itemgetter(0, 1))
+        return found
+
+    def _forget_runs(self) -> None:
+        """Of stores that have no block here any more. It costs as much as noting a part of them did."""
+        known = set(np.unique(self.stores[self.blocks()]).tolist())
+        self._runs = {transfer: runs for transfer, runs in self._runs.items() if transfer in known}
+        self._run_blocks = sum([len(run.block_hashes) for runs in self._runs.values() for run in runs])
+        self._most_run_blocks = max(_LEAST_RUN_BLOCKS, 2 * self._run_blocks)
 
 
 class _Transfer:
-    """``book``: the one that its blocks are in. ``cohort``: what a store brings."""
+    """``blocks``: their numbers. ``book``: the one that they are in."""
 
-    __slots__ = ("block_hashes", "book", "client", "cohort", "direction", "request", "submitted")
+    __slots__ = ("blocks", "book", "client", "direction", "request", "submitted")
 
-    def __init__(
-        self,
-        client: int,
-        request: int,
-        direction: Direction,
-        block_hashes: tuple[int, ...],
-        book: _Book,
-        cohort: _Cohort | None,
-    ) -> None:
+    def __init__(self, client: int, request: int, direction: Direction, blocks: Numbers, book: _Book) -> None:
         self.client = client
         self.request = request
         self.direction = direction
-        self.block_hashes = block_hashes
+        self.blocks = blocks
         self.book = book
-        self.cohort = cohort
         self.submitted = False
 
 
@@ -137,12 +195,20 @@ class HostPool:
         transport: how bytes move.
         shared: several ranks use it, so that each use first moves what others have under way. A private pool moves
             only at its rank's ticks, as the reference does.
+        numbering: of the blocks; None for one of its own.
 
     Events to publish are left in ``outbox``, in order; whoever drives the pool takes them out.
     """
 
     def __init__(
-        self, name: str, capacity_blocks: int, block_bytes: int, transport: Transport, *, shared: bool
+        self,
+        name: str,
+        capacity_blocks: int,
+        block_bytes: int,
+        transport: Transport,
+        *,
+        shared: bool,
+        numbering: BlockNumbers | None = None,
     ) -> None:
         self.name = name
         self.shared = shared
@@ -150,9 +216,13 @@ class HostPool:
         self.block_bytes = block_bytes
         self.outbox: list[Any] = []
         self._transport = transport
-        self._book = _Book()
+        self._numbering = BlockNumbers() if numbering is None else numbering
+        self._numbering.add_user(self._numbers_in_use)
+        self._limit = self._numbering.limit
+        self._book = _Book(self._limit)
         self._cleared_blocks = 0  # in older books
-        self._evictable = Recency()
+        self._evictable = Recency(self._limit)
+        self._is_asked: NDArray[np.bool_] = np.zeros(self._limit, np.bool_)  # all False between calls
         self._transfers: dict[int, _Transfer] = {}
         self._clients: dict[int, _Client] = {}
         self._untold: set[int] = set()  # clients that a tick would tell something
@@ -201,7 +271,7 @@ class HostPool:
         """
         if self._clients:
             raise InvariantViolation(f"{self.name}: is emptied while it has clients")
-        if self._evictable:
+        if len(self._evictable):
             self._evict(self._evictable.take_all())
         self._transport.restart()
 
@@ -209,13 +279,15 @@ class HostPool:
         """See ``Clear``."""
         self._catch_up(now_ms)
         untold = [change for client in self._clients.values() for change in client.changes]
-        if not self._book.cohorts and not any(change.stored for change in untold):
+        if not self._book.used_blocks and not any(change.stored for change in untold):
             return 0
-        unused = self._evictable.take_all()
-        self._take_out(unused)
-        in_use, self._book = self._book.cohorts, _Book()
-        self._cleared_blocks += len(in_use)
-        loading = tuple([hash_ for hash_, cohort in in_use.items() if cohort.resident])
+        idle = self._evictable.take_all()
+        self._take_out(idle)
+        in_use, self._book = self._book, _Book(self._limit)
+        self._cleared_blocks += in_use.used_blocks
+        places = in_use.places(self._numbering)
+        loading = tuple([place.hash for place in places if in_use.states[place.number] == RESIDENT])
+        unused = tuple(self._numbering.hashes(idle))
         self.outbox.append(ev.HostPoolCleared(pool=self.name, block_hashes=unused, loading_hashes=loading))
         for client in self._clients.values():
             told_later = [(change.stored, change.block_hashes) for change in client.changes]
@@ -230,23 +302,21 @@ class HostPool:
         """See ``LookUp``. A store of the request's own that is under way defers without touching anything."""
         before = message.again
         if before is not None and before.residency == self._residency:
-            self.make_recent(message.chain.sequence_hashes)
+            self.make_recent(message.chain)
             return before
         landed = message.latest_store is None or message.latest_store not in self._transfers
         if not landed:
             return LookUpReply(LookUpOutcome.DEFERRED, 0, False)
-        keys = message.chain.sequence_hashes
-        cohorts, loading = self._book.cohorts, message.loading
+        wanted = self._numbers(message.chain)[message.base_blocks :]
         matched = 0
         wait = False
-        for hash_ in keys[message.base_blocks :]:
-            cohort = cohorts.get(hash_)
-            if cohort is None:
-                break
-            matched += 1
-            if not cohort.resident or hash_ in loading:
-                wait = True
-        self.make_recent(keys)
+        if len(wanted):
+            states = self._book.states[wanted]
+            first_least = int(states.argmin())
+            matched = len(wanted) if states[first_least] != ABSENT else first_least
+            if matched:
+                wait = bool(states[:matched].min() == PENDING) or self._any_among(message.loading, wanted[:matched])
+        self.make_recent(message.chain)
         if not matched:
             return LookUpReply(LookUpOutcome.MISS, 0, landed, self._residency)
         if wait:
@@ -257,21 +327,18 @@ class HostPool:
         """Pin the blocks and start moving them. Returns the transfer."""
         self._catch_up(now_ms)
         client = self._clients[message.client]
-        keys = message.chain.sequence_hashes[message.start : message.stop]
-        cohorts, pins = self._book.cohorts, self._book.pins
-        for hash_ in keys:
-            cohort = cohorts.get(hash_)
-            if cohort is None or not cohort.resident:
-                raise InvariantViolation(f"{self.name}: load of a block that is not resident")
-            pins[hash_] = pins.get(hash_, 0) + 1
-        self._evictable.remove(keys)
-        number = self._new_transfer(message.client, message.request, Direction.HOST_TO_DEVICE, keys)
+        blocks = self._numbers(message.chain)[message.start : message.stop]
+        if np.count_nonzero(self._book.states[blocks] == RESIDENT) != len(blocks):
+            raise InvariantViolation(f"{self.name}: load of a block that is not resident")
+        self._book.pins[blocks] += 1
+        self._evictable.remove(blocks)
+        number = self._new_transfer(message.client, message.request, Direction.HOST_TO_DEVICE, blocks)
         end_ms = self._submit(number, client, now_ms, max(now_ms, message.from_ms))
         self.outbox.append(
             ev.LoadQueued(
                 request=message.request,
                 transfer=number,
-                block_hashes=keys,
+                block_hashes=message.chain.sequence_hashes[message.start : message.stop],
                 completes_at_ms=end_ms,
                 **client.who,
             )
@@ -282,46 +349,47 @@ class HostPool:
 
     def prepare_store(self, message: PrepareStore, now_ms: float) -> StoreReply:
         """See ``PrepareStore``. A RETRY changes nothing but the transport's clock."""
-        keys = message.chain.sequence_hashes
-        cohorts = self._book.cohorts
-        wanted = keys[message.start : message.stop]
-        present = cohorts.keys() & wanted
-        if present:
-            missing = [position for position, hash_ in enumerate(wanted, message.start) if hash_ not in present]
-        else:
-            missing = list(range(message.start, message.start + len(wanted)))
-        if not missing:
-            return StoreReply(StoreOutcome.PRESENT, None, ())
-        if message.busy_sources and not message.busy_sources.isdisjoint(missing):
-            return StoreReply(StoreOutcome.NOT_READY, None, ())
+        chain, start = message.chain, message.start
+        wanted = self._numbers(chain)[start : message.stop]
+        is_missing = self._book.states[wanted] == ABSENT
+        count = int(np.count_nonzero(is_missing))
+        if not count:
+            return StoreReply(StoreOutcome.PRESENT, None, NO_NUMBERS)
+        busy = message.busy_sources
+        if len(busy) and is_missing[busy - start].any():
+            return StoreReply(StoreOutcome.NOT_READY, None, NO_NUMBERS)
         self._catch_up(now_ms)
         client = self._clients[message.client]
-        block_hashes = tuple([keys[position] for position in missing]) if present else wanted
-        needed = len(missing) - (self.capacity_blocks - self.used_blocks)
-        victims = self._evictable.take_oldest(needed, present) if needed > 0 else []
-        if victims is None:
-            self.outbox.append(
-                ev.StorePutOff(
-                    request=message.request,
-                    block_hashes=block_hashes,
-                    never_fits=len(wanted) > self.capacity_blocks,
-                    **client.who,
+        places = is_missing.nonzero()[0]
+        positions = places + start
+        runs = _runs(chain, positions)
+        block_hashes = runs[0].block_hashes
+        for run in runs[1:]:
+            block_hashes += run.block_hashes
+        needed = count - (self.capacity_blocks - self.used_blocks)
+        if needed > 0:
+            victims = self._evictable.take_oldest(needed, wanted[~is_missing])
+            if victims is None:
+                self.outbox.append(
+                    ev.StorePutOff(
+                        request=message.request,
+                        block_hashes=block_hashes,
+                        never_fits=len(wanted) > self.capacity_blocks,
+                        **client.who,
+                    )
                 )
-            )
-            return StoreReply(StoreOutcome.RETRY, None, ())
-        if victims:
-            self._evict(tuple(victims))
+                return StoreReply(StoreOutcome.RETRY, None, NO_NUMBERS)
+            self._evict(victims)
         self._residency += 1
-        cohort = _Cohort(_runs(message.chain, missing))
-        for hash_ in block_hashes:
-            cohorts[hash_] = cohort
-        number = self._new_transfer(message.client, message.request, Direction.DEVICE_TO_HOST, block_hashes, cohort)
+        blocks = wanted[places]
+        number = self._new_transfer(message.client, message.request, Direction.DEVICE_TO_HOST, blocks)
+        self._book.begin_store(number, blocks, runs)
         client.prepared.append(number)
         self.outbox.append(
             ev.StorePrepared(request=message.request, transfer=number, block_hashes=block_hashes, **client.who)
         )
-        self.make_recent(keys)
-        return StoreReply(StoreOutcome.PREPARED, number, tuple(missing))
+        self.make_recent(chain)
+        return StoreReply(StoreOutcome.PREPARED, number, positions)
 
     def submit_prepared(self, client: int, now_ms: float) -> tuple[tuple[int, float | None], ...]:
         """Start moving everything the client has prepared, in order. Returns (transfer, its end if certain [ms])."""
@@ -352,14 +420,14 @@ class HostPool:
             if is_load:
                 self.outbox.append(ev.LoadFinished(pool=self.name, transfer=number, ended_ms=end_ms))
                 self._unpin(transfer)
-            elif transfer.book is not self._book or transfer.cohort is None:
+            elif transfer.book is not self._book:
                 self._give_up_store(transfer)
                 self.outbox.append(ev.StoreDropped(pool=self.name, transfer=number, ended_ms=end_ms))
             else:
-                transfer.cohort.resident = True
-                self._evictable.add(transfer.block_hashes)
+                transfer.book.states[transfer.blocks] = RESIDENT
+                self._let_go(transfer.blocks)
                 self.outbox.append(ev.StoreLanded(pool=self.name, transfer=number, ended_ms=end_ms))
-                for run in transfer.cohort.runs:
+                for run in transfer.book.runs_of(number):
                     self._announce(run)
             client = self._clients.get(transfer.client)
             if client is not None:
@@ -451,26 +519,28 @@ class HostPool:
 
     @property
     def used_blocks(self) -> int:
-        return len(self._book.cohorts) + self._cleared_blocks
+        return self._book.used_blocks + self._cleared_blocks
 
     @property
     def resident_blocks(self) -> int:
-        return sum(cohort.resident for cohort in self._book.cohorts.values())
-
-    def block(self, hash_: int) -> tuple[bool, int] | None:
-        """One block: (resident, pins), None if it is not here."""
-        cohort = self._book.cohorts.get(hash_)
-        return None if cohort is None else (cohort.resident, self._book.pins.get(hash_, 0))
+        return int(np.count_nonzero(self._book.states == RESIDENT))
 
     def contents(self) -> dict[int, tuple[bool, int]]:
-        """Every block: (resident, pins)."""
-        pins = self._book.pins
-        return {hash_: (cohort.resident, pins.get(hash_, 0)) for hash_, cohort in self._book.cohorts.items()}
+        """Every block, in no particular order: (resident, pins). Costs O(blocks)."""
+        book = self._book
+        blocks = book.blocks()
+        is_resident = (book.states[blocks] == RESIDENT).tolist()
+        known = zip(is_resident, book.pins[blocks].tolist(), strict=True)
+        return dict(zip(self._numbering.hashes(blocks), known, strict=True))
+
+    def eviction_order(self) -> list[int]:
+        """Every block that can be evicted, the next one first. Costs O(blocks)."""
+        return self._numbering.hashes(self._evictable.in_order())
 
     def transfers_under_way(self) -> list[str]:
         """One line a transfer, for people."""
         return [
-            f"transfer {number} ({transfer.direction.name.lower()}, {len(transfer.block_hashes)} blocks, "
+            f"transfer {number} ({transfer.direction.name.lower()}, {len(transfer.blocks)} blocks, "
             f"request {transfer.request})"
             for number, transfer in self._transfers.items()
         ]
@@ -481,37 +551,41 @@ class HostPool:
             raise InvariantViolation(f"{self.name}: {self.used_blocks} blocks in {self.capacity_blocks}")
         older = dict.fromkeys(transfer.book for transfer in self._transfers.values())
         older.pop(self._book, None)
-        if not sum(len(book.cohorts) for book in older) == self._cleared_blocks:
+        if not sum([book.used_blocks for book in older]) == self._cleared_blocks:
             raise InvariantViolation(f"{self.name}: {self._cleared_blocks} cleared blocks, transfers use others")
         for book in (self._book, *older):
             self._check_book(book)
-        if not self._evictable.are_among(self._book.cohorts.keys()):
-            raise InvariantViolation(f"{self.name}: the eviction order holds blocks that are gone")
+        if self._is_asked.any():
+            raise InvariantViolation(f"{self.name}: marks are left of a question that has been answered")
         if not self._untold == {number for number, own in self._clients.items() if not self._has_told(own)}:
             raise InvariantViolation(f"{self.name}: clients {sorted(self._untold)} are taken for those to be told")
 
     def _check_book(self, book: _Book) -> None:
-        pins: dict[int, int] = {}
-        pending: set[int] = set()
+        pins = np.zeros_like(book.pins)
+        is_pending = np.zeros(len(book.states), np.bool_)
         for transfer in self._transfers.values():
             if transfer.book is not book:
                 continue
             if transfer.direction is Direction.HOST_TO_DEVICE:
-                for hash_ in transfer.block_hashes:
-                    pins[hash_] = pins.get(hash_, 0) + 1
+                pins[transfer.blocks] += 1
             else:
-                pending.update(transfer.block_hashes)
-        if not book.pins.keys() <= book.cohorts.keys():
+                is_pending[transfer.blocks] = True
+        is_here, is_resident = book.states != ABSENT, book.states == RESIDENT
+        if not np.count_nonzero(is_here) == book.used_blocks == len(book.places(self._numbering)):
+            raise InvariantViolation(f"{self.name}: {book.used_blocks} blocks are counted, others are here")
+        if (book.pins[~is_here] != 0).any():
             raise InvariantViolation(f"{self.name}: blocks are pinned that are gone")
-        for hash_, cohort in book.cohorts.items():
-            pinned = book.pins.get(hash_, 0)
-            if not pinned == pins.get(hash_, 0):
-                raise InvariantViolation(f"{self.name}: block {hash_} has {pinned} pins for {pins.get(hash_, 0)} loads")
-            if not cohort.resident == (hash_ not in pending):
-                raise InvariantViolation(f"{self.name}: block {hash_} is pending without a store, or the reverse")
-            is_evictable = book is self._book and hash_ in self._evictable
-            if not is_evictable == (cohort.resident and not pinned):
-                raise InvariantViolation(f"{self.name}: block {hash_} is wrongly in or out of the eviction order")
+        self._check_blocks(book.pins == pins, "is not pinned once for each load")
+        self._check_blocks((book.states == PENDING) == is_pending, "is pending without a store, or the reverse")
+        if book is self._book:
+            self._check_blocks(
+                self._evictable.are_here() == (is_resident & (pins == 0)), "is wrongly in or out of the eviction order"
+            )
+
+    def _check_blocks(self, is_right: NDArray[np.bool_], what: str) -> None:
+        wrong = (~is_right).nonzero()[0]
+        if len(wrong):
+            raise InvariantViolation(f"{self.name}: block {min(self._numbering.hashes(wrong))} {what}")
 
     # -- inside
 
@@ -523,17 +597,35 @@ class HostPool:
         if self.shared:
             self.advance(now_ms)
 
-    def _new_transfer(
-        self,
-        client: int,
-        request: int,
-        direction: Direction,
-        block_hashes: tuple[int, ...],
-        cohort: _Cohort | None = None,
-    ) -> int:
+    def _numbers(self, chain: BlockChain) -> Numbers:
+        """The numbers of a chain's blocks; there is a place for each of them in all arrays by number."""
+        numbers = chain.numbers(self._numbering)
+        limit = self._numbering.limit
+        if limit != self._limit:
+            self._limit = limit
+            self._book.grow(limit)
+            self._evictable.grow(limit)
+            self._is_asked = np.zeros(limit, np.bool_)
+        return numbers
+
+    def _numbers_in_use(self) -> Numbers:
+        """Older books have no other blocks than those of transfers."""
+        return np.concatenate((self._book.blocks(), *[transfer.blocks for transfer in self._transfers.values()]))
+
+    def _any_among(self, parts: tuple[ChainPart, ...], blocks: Numbers) -> bool:
+        """Whether any block of the parts is one of ``blocks``."""
+        if not parts:
+            return False
+        of_parts = np.concatenate([self._numbers(part.chain)[part.start : part.stop] for part in parts])
+        self._is_asked[blocks] = True
+        found = bool(self._is_asked[of_parts].any())
+        self._is_asked[blocks] = False
+        return found
+
+    def _new_transfer(self, client: int, request: int, direction: Direction, blocks: Numbers) -> int:
         number = self._next_transfer
         self._next_transfer += 1
-        self._transfers[number] = _Transfer(client, request, direction, block_hashes, self._book, cohort)
+        self._transfers[number] = _Transfer(client, request, direction, blocks, self._book)
         return number
 
     def _submit(self, number: int, client: _Client, now_ms: float, from_ms: float) -> float | None:
@@ -542,52 +634,48 @@ class HostPool:
             raise InvariantViolation(f"{self.name}: transfer {number} is submitted twice")
         transfer.submitted = True
         self._submitted += 1
-        size_bytes = self.block_bytes * len(transfer.block_hashes)
+        size_bytes = self.block_bytes * len(transfer.blocks)
         return self._transport.submit(
             number, transfer.client, client.joined.link, transfer.direction, size_bytes, now_ms, from_ms
         )
 
-    def _evict(self, block_hashes: tuple[int, ...]) -> None:
-        self._take_out(block_hashes)
+    def _evict(self, blocks: Numbers) -> None:
+        block_hashes = tuple(self._numbering.hashes(blocks))
+        self._take_out(blocks)
         self.outbox.append(ev.HostBlocksEvicted(pool=self.name, block_hashes=block_hashes))
         self._announce(PoolChange(stored=False, block_hashes=block_hashes))
 
-    def _take_out(self, block_hashes: Iterable[int]) -> None:
+    def _take_out(self, blocks: Numbers) -> None:
         """Blocks that nobody used, and which are not evictable any more, are here no more."""
         self._residency += 1
-        cohorts = self._book.cohorts
-        for hash_ in block_hashes:
-            del cohorts[hash_]
+        self._book.take_out(blocks)
 
     def _give_up_store(self, transfer: _Transfer) -> None:
-        for hash_ in transfer.block_hashes:
-            del transfer.book.cohorts[hash_]
+        transfer.book.take_out(transfer.blocks)
         if transfer.book is not self._book:
-            self._cleared_blocks -= len(transfer.block_hashes)
+            self._cleared_blocks -= len(transfer.blocks)
 
-    def make_recent(self, keys: Sequence[int]) -> None:
+    def make_recent(self, chain: BlockChain) -> None:
         """Make each evictable block youngest, last to first, so that a prefix is never older than what follows it."""
-        self._evictable.touch(keys)
+        self._evictable.touch(self._numbers(chain))
+
+    def _let_go(self, blocks: Numbers) -> None:
+        """A cohort that nobody uses any more can be evicted, as the youngest, ordered among themselves by hash."""
+        self._evictable.add(self._numbering.sorted_by_hash(blocks))
 
     def _unpin(self, transfer: _Transfer) -> None:
-        idle = []
-        book, pins = transfer.book, transfer.book.pins
-        for hash_ in transfer.block_hashes:
-            left = pins.get(hash_, 0) - 1
-            if left < 0:
-                raise InvariantViolation(f"{self.name}: block {hash_} is unpinned more often than pinned")
-            if left:
-                pins[hash_] = left
-            else:
-                del pins[hash_]
-                idle.append(hash_)
+        book, blocks = transfer.book, transfer.blocks
+        left = book.pins[blocks] - 1
+        if (left < 0).any():
+            raise InvariantViolation(f"{self.name}: a block is unpinned more often than pinned")
+        book.pins[blocks] = left
+        idle = blocks[left == 0]
         if book is self._book:
-            self._evictable.add(idle)
-        elif idle:
-            for hash_ in idle:
-                del book.cohorts[hash_]
+            self._let_go(idle)
+        elif len(idle):
+            book.take_out(idle)
             self._cleared_blocks -= len(idle)
-            self.outbox.append(ev.ClearedBlocksFreed(pool=self.name, block_hashes=tuple(idle)))
+            self.outbox.append(ev.ClearedBlocksFreed(pool=self.name, block_hashes=tuple(self._numbering.hashes(idle))))
 
     def _announce(self, change: PoolChange) -> None:
         for client in self._clients.values():
@@ -596,26 +684,29 @@ class HostPool:
 
     def _resident_runs(self) -> list[PoolChange]:
         """All that is resident, parents before children; a run breaks where the next block's parent is another one."""
-        runs: list[list[tuple[int, int, int, int | None]]] = []
-        for place in self._book.places():
-            if runs and place[3] == runs[-1][-1][1]:
+        runs: list[list[_Place]] = []
+        places = self._book.places(self._numbering)
+        for place in sorted([one for one in places if self._book.states[one.number] == RESIDENT]):
+            if runs and place.parent_hash == runs[-1][-1].hash:
                 runs[-1].append(place)
             else:
                 runs.append([place])
         return [
             PoolChange(
                 stored=True,
-                block_hashes=tuple([hash_ for _, hash_, _, _ in run]),
-                tokens_hashes=tuple([own for _, _, own, _ in run]),
-                parent_hash=run[0][3],
-                start_position=run[0][0],
+                block_hashes=tuple([place.hash for place in run]),
+                tokens_hashes=tuple([place.tokens_hash for place in run]),
+                parent_hash=run[0].parent_hash,
+                start_position=run[0].position,
             )
             for run in runs
         ]
 
 
-def _runs(chain: BlockChain, positions: Sequence[int]) -> list[PoolChange]:
-    """Blocks of a prompt that become resident."""
+def _runs(chain: BlockChain, positions: Numbers) -> list[PoolChange]:
+    """Blocks of a prompt that become resident, at ascending positions."""
+    first, last = int(positions[0]), int(positions[-1])
+    has_no_gap = last - first == len(positions) - 1
     return [
         PoolChange(
             stored=True,
@@ -624,7 +715,7 @@ def _runs(chain: BlockChain, positions: Sequence[int]) -> list[PoolChange]:
             parent_hash=chain.sequence_hashes[start - 1] if start else None,
             start_position=start,
         )
-        for start, stop in consecutive(positions)
+        for start, stop in ([(first, last + 1)] if has_no_gap else consecutive(positions.tolist()))
     ]
 
 

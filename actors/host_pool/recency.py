@@ -3,138 +3,151 @@
 Owns: which blocks may be evicted, and which of them is the oldest.
 Refuses to know: what a block is, and why it may be evicted.
 
-Most touches never matter: a block is made recent many times before it is evicted. So they are noted as they come, a
-prompt at a time, and the blocks that were oldest before are used up first, without those that have been touched since.
-Only then do the notes say which blocks are oldest. Noting a touch is one update of a set.
+Most touches never matter: a block is made recent many times before it is evicted. So a touch only writes the blocks'
+ages, a prompt at a time. The order is found now and then, and used up from its oldest block on, without those whose age
+has changed since: they are younger than all that are left in it. When it is used up, it is found anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from collections.abc import Set as AbstractSet
+import numpy as np
+from numpy.typing import NDArray
 
+from g2sim.actors.kv.numbers import NO_NUMBERS, Numbers
 from g2sim.bus.errors import InvariantViolation
 
-_NOTES_PER_BLOCK = 8
+_AT_ONCE = 64
 
 
 class Recency:
-    """Blocks in order of age. What is not among them may be touched, without effect.
+    """Blocks, by their numbers, in order of age. What is not among them may be touched, without effect.
 
     Args:
-        most_noted: blocks that are noted, besides eight times those that are here, before the notes are sorted in; a
-            bound on memory, without effect on results.
+        limit: every number is below it, until ``grow`` says otherwise.
     """
 
-    __slots__ = ("_blocks", "_by_number", "_most_noted", "_noted_blocks", "_notes", "_outdated", "_sorted")
+    __slots__ = ("_ages", "_clock", "_count", "_here", "_latest", "_next", "_order", "_order_ages", "_spared")
 
-    def __init__(self, most_noted: int = 4096) -> None:
-        self._most_noted = most_noted
-        self._blocks: set[int] = set()
-        self._sorted: list[int] = []  # youngest first; right for blocks that are not outdated
-        self._outdated: set[int] = set()  # what may be older there than it is, or is not here any more
-        self._notes: dict[int, Sequence[int]] = {}  # what has become young since, the latest last; by identity
-        self._by_number: set[int] = set()  # the notes which are not youngest first, but ordered by number
-        self._noted_blocks = 0  # with repetitions
+    def __init__(self, limit: int) -> None:
+        self._here: NDArray[np.bool_] = np.zeros(limit, np.bool_)
+        self._count = 0
+        self._clock = 0
+        self._ages: Numbers = np.zeros(limit, np.int64)  # no two that are here are equal; the largest is the youngest
+        self._latest = NO_NUMBERS  # what was touched last, if nothing has been added since
+        self._spared: NDArray[np.bool_] = np.zeros(limit, np.bool_)  # all False between calls
+        # Blocks that were here when it was found, oldest first, and their ages then. It is used up before ``_next``.
+        self._order = NO_NUMBERS
+        self._order_ages = NO_NUMBERS
+        self._next = 0
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return self._count
 
     def __contains__(self, block: int) -> bool:
-        return block in self._blocks
+        return bool(self._here[block])
 
-    def are_among(self, blocks: AbstractSet[int]) -> bool:
-        return self._blocks <= blocks
+    def grow(self, limit: int) -> None:
+        """Let there be larger numbers, below ``limit``."""
+        more = limit - len(self._here)
+        self._here = np.concatenate((self._here, np.zeros(more, np.bool_)))
+        self._ages = np.concatenate((self._ages, np.zeros(more, np.int64)))
+        self._spared = np.zeros(limit, np.bool_)
 
-    def touch(self, blocks: Sequence[int]) -> None:
+    def touch(self, blocks: Numbers) -> None:
         """Make those of ``blocks`` that are here youngest, the first of them last.
 
-        No block is given twice, and the sequence must not change.
+        No block is given twice, and nobody changes the array.
         """
-        if id(blocks) not in self._notes:
-            self._outdated.update(blocks)
-        self._note(blocks)
+        if blocks is self._latest:
+            return
+        self._latest = blocks
+        # A block that is not here gets an age, too: it gets another one before that can matter.
+        clock = self._clock
+        self._clock = youngest = clock + len(blocks)
+        self._ages[blocks] = np.arange(youngest, clock, -1)
 
-    def add(self, blocks: Collection[int]) -> None:
-        """Let these be evicted, too, which were not here: the youngest, ordered among themselves by number."""
-        self._blocks.update(blocks)
-        cohort = list(blocks)
-        self._by_number.add(id(cohort))
-        self._note(cohort)
+    def add(self, blocks: Numbers) -> None:
+        """Let these be evicted, too, which were not here: the youngest, the last of them last."""
+        self._latest = NO_NUMBERS
+        count = len(blocks)
+        self._here[blocks] = True
+        self._count += count
+        self._ages[blocks] = np.arange(self._clock + 1, self._clock + 1 + count)
+        self._clock += count
 
-    def remove(self, blocks: Collection[int]) -> None:
+    def remove(self, blocks: Numbers) -> None:
         """These cannot be evicted any more; some may not have been here."""
-        self._blocks.difference_update(blocks)
-        self._outdated.update(blocks)
+        here = self._here
+        self._count -= int(np.count_nonzero(here[blocks]))
+        here[blocks] = False
 
-    def take_oldest(self, count: int, spared: set[int]) -> list[int] | None:
+    def take_oldest(self, count: int, spared: Numbers) -> Numbers | None:
         """Remove the ``count`` oldest blocks outside ``spared``; None, and nothing is removed, if there are not enough.
 
         Returns: the blocks, oldest first.
         """
-        blocks = self._blocks
-        if len(blocks) - len(blocks & spared) < count:
+        here, is_spared = self._here, self._spared
+        if self._count - int(np.count_nonzero(here[spared])) < count:
             return None
-        taken: list[int] = []
-        passed: list[int] = []
-        while len(taken) < count:
-            if not self._sorted:
-                self._sort()
-                if not self._sorted:
+        is_spared[spared] = True
+        taken: list[Numbers] = []
+        passed: list[Numbers] = []  # places in the order of blocks that are spared
+        missing, step, is_new = count, count + _AT_ONCE, False
+        while missing:
+            start = self._next
+            if start == len(self._order):
+                if is_new:
                     raise InvariantViolation("the order of eviction has lost blocks")
-            oldest = self._sorted[len(taken) - count :]
-            del self._sorted[len(taken) - count :]
-            oldest.reverse()
-            outdated = self._outdated
-            if not outdated.isdisjoint(oldest):
-                oldest = [block for block in oldest if block not in outdated]
-            if not spared.isdisjoint(oldest):
-                passed += [block for block in oldest if block in spared]
-                oldest = [block for block in oldest if block not in spared]
-            taken += oldest
-        passed.reverse()
-        self._sorted += passed
-        blocks.difference_update(taken)
-        return taken
+                self._find_order()
+                passed.clear()
+                start, is_new = 0, True
+            oldest = self._order[start : start + step]
+            is_valid = here[oldest]
+            is_valid &= self._ages[oldest] == self._order_ages[start : start + step]
+            may_go = is_valid & ~is_spared[oldest]
+            places = may_go.nonzero()[0][:missing]
+            missing -= len(places)
+            used = len(oldest) if missing else int(places[-1]) + 1
+            self._next = start + used
+            going = oldest[places]
+            here[going] = False
+            taken.append(going)
+            if len(spared):
+                passed.append((is_valid & ~may_go)[:used].nonzero()[0] + start)
+            step *= 2
+        is_spared[spared] = False
+        self._count -= count
+        self._keep_place(passed)
+        return taken[0] if len(taken) == 1 else np.concatenate((NO_NUMBERS, *taken))
 
-    def take_all(self) -> tuple[int, ...]:
+    def take_all(self) -> Numbers:
         """Remove all blocks; oldest first."""
         oldest_first = self.in_order()
-        self._blocks.clear()
-        self._sorted.clear()
+        self._here[oldest_first] = False
+        self._count = 0
         return oldest_first
 
-    def in_order(self) -> tuple[int, ...]:
+    def in_order(self) -> Numbers:
         """All blocks, oldest first."""
-        self._sort()
-        return tuple(reversed(self._sorted))
+        blocks = self._here.nonzero()[0]
+        return blocks[self._ages[blocks].argsort()]
 
-    def _note(self, blocks: Sequence[int]) -> None:
-        known = self._notes.pop(id(blocks), None)
-        self._notes[id(blocks)] = blocks
-        if known is None:
-            self._noted_blocks += len(blocks)
-            if self._noted_blocks > self._most_noted + _NOTES_PER_BLOCK * len(self._blocks):
-                self._sort()
+    def are_here(self) -> NDArray[np.bool_]:
+        """Whether each number is that of a block that is here: bool[limit]."""
+        if np.count_nonzero(self._here) != self._count:
+            raise InvariantViolation(f"{self._count} blocks are counted in the order of eviction, others are there")
+        return self._here.copy()
 
-    def _sort(self) -> None:
-        """Find the order that the notes make: the last note of a block counts."""
-        older = self._blocks.copy()
-        youngest_first: list[int] = []
-        for number, note in reversed(self._notes.items()):
-            if older.issuperset(note):
-                found = list(note)
-            elif older.isdisjoint(note):
-                continue
-            else:
-                found = [block for block in note if block in older]
-            older.difference_update(found)
-            if number in self._by_number:
-                found.sort(reverse=True)
-            youngest_first += found
-        youngest_first += [block for block in self._sorted if block in older]
-        self._sorted = youngest_first
-        self._outdated.clear()
-        self._notes.clear()
-        self._by_number.clear()
-        self._noted_blocks = 0
+    def _find_order(self) -> None:
+        self._order = self.in_order()
+        self._order_ages = self._ages[self._order]
+        self._next = 0
+
+    def _keep_place(self, passed: list[Numbers]) -> None:
+        """Put blocks, given by their places in the order, back before what is left of it."""
+        places = np.concatenate((NO_NUMBERS, *passed)) if passed else NO_NUMBERS
+        if len(places):
+            start = self._next - len(places)
+            self._order[start : self._next] = self._order[places]
+            self._order_ages[start : self._next] = self._order_ages[places]
+            self._next = start

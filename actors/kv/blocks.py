@@ -120,6 +120,20 @@ class BlockChain:
         return self._numbers
 
 
+class ChainPart:
+    """The blocks [start, stop) of a chain. Nobody changes one."""
+
+    __slots__ = ("chain", "start", "stop")
+
+    def __init__(self, chain: BlockChain, start: int, stop: int) -> None:
+        self.chain = chain
+        self.start = start
+        self.stop = stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
 class BlockHasher:
     """Computes block chains for one block size, remembering what it has hashed before.
 

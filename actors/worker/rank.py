@@ -37,7 +37,7 @@ from g2sim.actors.host_pool.messages import (
     Tick,
     TickReply,
 )
-from g2sim.actors.kv.blocks import BlockChain, consecutive
+from g2sim.actors.kv.blocks import BlockChain, ChainPart, consecutive
 from g2sim.actors.kv.events import Tier, removed_by_clear
 from g2sim.actors.kv.numbers import NO_NUMBERS, BlockNumbers, Numbers
 from g2sim.actors.traffic.request import RequestStatus
@@ -271,7 +271,7 @@ class Rank:
         self._fence_ms = 0.0
         self._copy_out_ends_ms: dict[int, float] = {}
         self._loads: dict[int, Sequence] = {}
-        self._loading: frozenset[int] = frozenset()
+        self._loading: tuple[ChainPart, ...] = ()
         self.canceled_left: list[int] = []
         # Prefill/decode hand-off.
         self._generation = 0
@@ -339,7 +339,7 @@ class Rank:
             gone = removed_by_clear(untold, dropped + in_use)
             if gone and self.notes_changes:
                 self.device_changes.append(RemovedBlocks(gone))
-            self._loading = frozenset()
+            self._loading = ()
         destinations = [pending.sequence for pending in self._pending] + [seq for seq, _ in self._reserved.values()]
         with_kv = [seq for seq in (*self.running, *self.queue, *self.connector) if seq.block_count]
         for seq in (*with_kv, *self._loads.values(), *destinations):
@@ -1045,10 +1045,10 @@ class Rank:
             stop=base + matched,
             from_ms=from_ms,
         )
-        keys = seq.chain.sequence_hashes[base : base + matched]
-        seq.load = Load(reservation, keys, device_tokens, base + matched, self._blocks(seq.known))
+        part = ChainPart(seq.chain, base, base + matched)
+        seq.load = Load(reservation, part, device_tokens, base + matched, self._blocks(seq.known))
         self._loads[transfer] = seq
-        self._loading = self._loading.union(keys)
+        self._loading = (*self._loading, part)
         return True
 
     def _headroom(self) -> int:
@@ -1066,7 +1066,7 @@ class Rank:
         """Store what the pass adds, up to ``stop``, to the whole prompt blocks that the tier has been offered."""
         start = seq.store_cursor
         pool = self.pool
-        busy = frozenset([start + place for place in pool.copied_out(seq.blocks[start:stop]).tolist()])
+        busy = pool.copied_out(seq.blocks[start:stop]) + start
         reply: StoreReply = yield PrepareStore(
             client=self.client, request=seq.request, chain=seq.chain, start=start, stop=stop, busy_sources=busy
         )
@@ -1075,7 +1075,7 @@ class Rank:
         elif reply.outcome is StoreOutcome.PREPARED:
             if reply.transfer is None:
                 raise InvariantViolation(f"store of request {seq.request} is prepared without a transfer")
-            pool.begin_copy_out(seq.blocks[list(reply.positions)], reply.transfer, hold=self._holds)
+            pool.begin_copy_out(seq.blocks[reply.positions], reply.transfer, hold=self._holds)
             seq.latest_store = reply.transfer
             seq.store_cursor = stop
 
@@ -1118,7 +1118,7 @@ class Rank:
         if load is None:
             raise InvariantViolation(f"request {seq.request} has no load to finish")
         if not load.cleared:
-            self._loading = self._loading.difference(load.keys)
+            self._loading = tuple([part for part in self._loading if part is not load.part])
         if seq.state is SequenceState.ENDED:
             self.pool.cancel(load.reservation)
             load.done = True
@@ -1198,7 +1198,7 @@ class Rank:
         for seq in [*self.connector, *self.queue]:
             needed = self._blocks(seq.known)
             if seq.load is not None and not seq.load.done:
-                lines.append(f"request {seq.request} waits for {len(seq.load.keys)} blocks from the host tier")
+                lines.append(f"request {seq.request} waits for {len(seq.load.part)} blocks from the host tier")
             elif seq.asleep:
                 lines.append(f"request {seq.request} waits for a host transfer to end")
             elif not self.config.chunked_prefill and seq.prompt_tokens > self._budget:

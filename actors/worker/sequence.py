@@ -8,7 +8,7 @@ from collections.abc import Collection
 import attrs
 import numpy as np
 
-from g2sim.actors.kv.blocks import BlockChain, chained, hashes_of_bytes
+from g2sim.actors.kv.blocks import BlockChain, ChainPart, chained, hashes_of_bytes
 from g2sim.actors.kv.events import Tier
 from g2sim.actors.kv.numbers import BlockNumbers, Numbers
 from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, Prompt, TokenArray
@@ -59,25 +59,25 @@ class Load:
     """A restore of one sequence: ``reservation`` until it is done.
 
     Attributes:
-        keys: block hashes that travel.
+        part: blocks that travel.
         device_tokens: tokens found in G1 at look-up.
         prefix_blocks: G1 blocks plus travelling ones.
         footprint_blocks: blocks of everything known when the load began.
         cleared: the device was cleared since, so that nobody else will find what it brings.
     """
 
-    __slots__ = ("cleared", "device_tokens", "done", "footprint_blocks", "keys", "prefix_blocks", "reservation")
+    __slots__ = ("cleared", "device_tokens", "done", "footprint_blocks", "part", "prefix_blocks", "reservation")
 
     def __init__(
         self,
         reservation: Reservation,
-        keys: tuple[int, ...],
+        part: ChainPart,
         device_tokens: int,
         prefix_blocks: int,
         footprint_blocks: int,
     ) -> None:
         self.reservation = reservation
-        self.keys = keys
+        self.part = part
         self.device_tokens = device_tokens
         self.prefix_blocks = prefix_blocks
         self.footprint_blocks = footprint_blocks

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from g2sim.actors.host_pool.pool import HostPool
-from g2sim.actors.kv.numbers import Numbers
+from g2sim.actors.host_pool.messages import PoolChange
+from g2sim.actors.host_pool.pool import RESIDENT, HostPool
+from g2sim.actors.kv.blocks import BlockChain
+from g2sim.actors.kv.numbers import NO_NUMBERS, Numbers
 from g2sim.actors.worker.device_pool import DevicePool
 from g2sim.bus.drivers import InlineDriver
 from g2sim.bus.errors import InvariantViolation
 from g2sim.scenarios.run import run_scenario
 from g2sim.scenarios.schema import Scenario
+
+OTHER = BlockChain((1,), (1,))
+"""A block that no request has."""
 
 
 def run(*, requests: int = 60) -> int:
@@ -70,12 +74,17 @@ def test_a_block_that_becomes_another_is_seen_at_the_latest_at_the_end(monkeypat
     def swapping(pool: HostPool, now_ms: float) -> None:
         nonlocal done
         advance(pool, now_ms)
-        cohorts = pool._book.cohorts
-        if not done and len(cohorts) > 3_000:
+        book = pool._book
+        if not done and book.used_blocks > 3_000:
             done = True
-            oldest = pool._evictable.take_oldest(1, set()) or []
-            cohorts[-1] = cohorts.pop(oldest[0])
-            pool._evictable.add([-1])
+            oldest = pool._evictable.take_oldest(1, NO_NUMBERS)
+            assert oldest is not None
+            book.take_out(oldest)
+            other = pool._numbers(OTHER)
+            run = PoolChange(stored=True, block_hashes=OTHER.sequence_hashes, tokens_hashes=OTHER.tokens_hashes)
+            book.begin_store(-1, other, [run])
+            book.states[other] = RESIDENT
+            pool._evictable.add(other)
 
     monkeypatch.setattr(HostPool, "advance", swapping)
     with pytest.raises(InvariantViolation, match="blocks differ"):
@@ -90,8 +99,7 @@ def test_a_change_that_events_speak_of_is_seen_at_once(monkeypatch: pytest.Monke
         reply = prepare(pool, message, now_ms)
         calls += 1
         if calls == 40:
-            hashes: Sequence[int] = message.chain.sequence_hashes
-            pool._book.pins[hashes[0]] = 1
+            pool._book.pins[pool._numbers(message.chain)[0]] = 1
         return reply
 
     monkeypatch.setattr(HostPool, "prepare_store", forgetful)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from g2sim.actors.host_pool import events as ev
+from g2sim.actors.host_pool import pool as pool_module
 from g2sim.actors.host_pool.messages import (
     Clear,
     Join,
@@ -28,7 +30,8 @@ from g2sim.actors.host_pool.messages import (
 )
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import FairLinks, FifoLanes, Link, equal_share, max_min
-from g2sim.actors.kv.blocks import BlockChain
+from g2sim.actors.kv.blocks import BlockChain, ChainPart
+from g2sim.actors.kv.numbers import NO_NUMBERS, BlockNumbers
 from g2sim.bus.errors import InvariantViolation
 
 MB = 1_000_000
@@ -61,7 +64,7 @@ def prepare(
     pool: HostPool, now_ms: float, keys: BlockChain, *, client: int = 0, request: int = 0, start: int = 0
 ) -> StoreReply:
     return pool.prepare_store(
-        PrepareStore(client=client, request=request, chain=keys, start=start, stop=len(keys), busy_sources=frozenset()),
+        PrepareStore(client=client, request=request, chain=keys, start=start, stop=len(keys), busy_sources=NO_NUMBERS),
         now_ms,
     )
 
@@ -74,9 +77,7 @@ def store(pool: HostPool, now_ms: float, *hashes: int, client: int = 0) -> Store
 
 
 def look_up(pool: HostPool, *hashes: int, client: int = 0, base: int = 0) -> LookUpReply:
-    return pool.look_up(
-        LookUp(client=client, chain=chain(*hashes), base_blocks=base, latest_store=None, loading=frozenset())
-    )
+    return pool.look_up(LookUp(client=client, chain=chain(*hashes), base_blocks=base, latest_store=None, loading=()))
 
 
 def load(pool: HostPool, now_ms: float, *hashes: int, client: int = 0) -> int:
@@ -90,7 +91,7 @@ def pins(pool: HostPool) -> dict[int, int]:
 
 
 def eviction_order(pool: HostPool) -> list[int]:
-    return list(pool._evictable.in_order())
+    return pool.eviction_order()
 
 
 def snapshot(pool: HostPool) -> tuple[Any, ...]:
@@ -131,7 +132,7 @@ def test_a_refused_store_is_not_taken_for_stored() -> None:
     pool.tick(0, 1.0)
     pool.outbox.clear()
     before = snapshot(pool)
-    assert prepare(pool, 2.0, chain(11, 12, 13, 14, 15, 16)) == StoreReply(StoreOutcome.RETRY, None, ())
+    assert prepare(pool, 2.0, chain(11, 12, 13, 14, 15, 16)) == StoreReply(StoreOutcome.RETRY, None, NO_NUMBERS)
     assert snapshot(pool) == before
     (put_off,) = pool.outbox
     assert isinstance(put_off, ev.StorePutOff)
@@ -202,6 +203,20 @@ def test_a_small_tier_goes_on_taking_stores() -> None:
     assert resident == set(pool.contents()) == set(range(38 * 8, 40 * 8))
 
 
+def test_what_stores_brought_is_forgotten_with_their_last_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G2=5, and 0 stays as it is looked up each time: memory does not grow, and who joins late is told of 0 as well."""
+    monkeypatch.setattr(pool_module, "_LEAST_RUN_BLOCKS", 5)
+    pool = shared_pool(5, link())
+    store(pool, 0.0, 0)
+    for prompt in range(1, 100):
+        store(pool, float(prompt), 10 * prompt, 10 * prompt + 1)
+        look_up(pool, 0)
+        pool.check()
+        assert len(pool._book._runs) <= 6
+    told = [change.block_hashes for change in join(pool, 1)]
+    assert told == [(0,), (980,), (990,), (981,), (991,)]
+
+
 def test_two_loads_of_the_same_blocks_count_their_pins() -> None:
     """F34: loads over [0,40] and [20,60]: pins 1, 2, 1, 0 at 10, 30, 50, 61; evictable at 61 and not at 50."""
     pool = shared_pool(4, link(0.1), link(0.1), link())
@@ -234,7 +249,7 @@ def test_a_tail_that_was_stored_anew_makes_way_before_its_head_once_the_chain_is
         store(pool, float(now_ms), *hashes)
     assert sorted(pool.contents()) == [1, 2, 8, 9]
     look_up(pool, 1, 2, 3, 4)
-    assert store(pool, 3.0, 1, 2, 3, 4).positions == (2, 3)
+    assert store(pool, 3.0, 1, 2, 3, 4).positions.tolist() == [2, 3]
     assert sorted(pool.contents()) == [1, 2, 3, 4]
     look_up(pool, 1, 2, 3, 4)
     store(pool, 4.0, 10, 11)
@@ -345,7 +360,7 @@ def test_a_store_of_the_requests_own_defers_without_touching() -> None:
     store(pool, 1.0, 2)
     own = prepare(pool, 2.0, chain(3), client=1).transfer
     before = eviction_order(pool)
-    message = LookUp(client=1, chain=chain(1), base_blocks=0, latest_store=own, loading=frozenset())
+    message = LookUp(client=1, chain=chain(1), base_blocks=0, latest_store=own, loading=())
     assert pool.look_up(message) == LookUpReply(LookUpOutcome.DEFERRED, 0, False)
     assert eviction_order(pool) == before
 
@@ -383,6 +398,13 @@ CHAINS = (
 )
 """Chains with common heads, hashes in no particular order."""
 
+PARTS = st.builds(
+    lambda keys, start, blocks: ChainPart(keys, min(start, len(keys)), min(start + blocks, len(keys))),
+    st.sampled_from(CHAINS),
+    st.integers(0, 3),
+    st.integers(0, 2),
+)
+
 PARENTS = {
     hash_: (keys.sequence_hashes[at - 1] if at else None, at)
     for keys in CHAINS
@@ -399,11 +421,18 @@ class HostPoolMachine(RuleBasedStateMachine):
 
     transports = staticmethod(lambda: FifoLanes())
     shared = False
+    sweeps = False
+
+    def chain_of(self, keys: BlockChain) -> BlockChain:
+        """What a message brings; a new one where it is to matter which blocks are in use."""
+        return BlockChain(keys.sequence_hashes, keys.tokens_hashes) if self.sweeps else keys
 
     @initialize(capacity=st.integers(min_value=1, max_value=9))
     def start(self, capacity: int) -> None:
         self.capacity = capacity
-        self.pool = HostPool("g2", capacity, MB, self.transports(), shared=self.shared)
+        self.numbering = BlockNumbers(sweep_at=0) if self.sweeps else None
+        self.pool = HostPool("g2", capacity, MB, self.transports(), shared=self.shared, numbering=self.numbering)
+        self.strangers = 1000
         self.now_ms = 0.0
         self.blocks: dict[int, Held] = {}
         self.epoch = 0
@@ -418,6 +447,14 @@ class HostPoolMachine(RuleBasedStateMachine):
         self.next_client = 0
         self.asked: list[tuple[LookUp, LookUpReply]] = []
         self.join()
+
+    @precondition(lambda self: self.sweeps)
+    @rule(blocks=st.sampled_from([1, 3, 20, 3000]))
+    def others_use_the_numbering(self, blocks: int) -> None:
+        """They hold nothing for long, so that the numbers of blocks that have left the pool are given to others."""
+        assert self.numbering is not None
+        self.numbering.numbers(range(self.strangers, self.strangers + blocks))
+        self.strangers += blocks
 
     # what it means
 
@@ -563,8 +600,9 @@ class HostPoolMachine(RuleBasedStateMachine):
         hashes = keys.sequence_hashes
         base = data.draw(st.integers(min_value=0, max_value=len(keys)))
         own = data.draw(st.none() | st.integers(min_value=0, max_value=self.next_transfer))
-        loading = data.draw(st.frozensets(st.sampled_from(hashes), max_size=1))
-        message = LookUp(client=client, chain=keys, base_blocks=base, latest_store=own, loading=loading)
+        parts = data.draw(st.lists(PARTS, max_size=2))
+        loading = tuple([ChainPart(self.chain_of(part.chain), part.start, part.stop) for part in parts])
+        message = LookUp(client=client, chain=self.chain_of(keys), base_blocks=base, latest_store=own, loading=loading)
         if self.asked and data.draw(st.booleans()):
             message, before = data.draw(st.sampled_from(self.asked))
             if message.client not in self.prepared:
@@ -578,6 +616,7 @@ class HostPoolMachine(RuleBasedStateMachine):
         if own in self.transfers:
             assert reply == LookUpReply(LookUpOutcome.DEFERRED, 0, False)
             return
+        is_loading = {hash_ for part in loading for hash_ in part.chain.sequence_hashes[part.start : part.stop]}
         known = []
         for hash_ in hashes[base:]:
             if hash_ not in self.blocks:
@@ -586,7 +625,7 @@ class HostPoolMachine(RuleBasedStateMachine):
         self.touch(hashes)
         if not known:
             assert reply == LookUpReply(LookUpOutcome.MISS, 0, True)
-        elif any(not self.blocks[hash_].resident or hash_ in loading for hash_ in known):
+        elif any(not self.blocks[hash_].resident or hash_ in is_loading for hash_ in known):
             assert reply == LookUpReply(LookUpOutcome.DEFERRED, 0, True)
         else:
             assert reply == LookUpReply(LookUpOutcome.HIT, len(known), True)
@@ -595,7 +634,9 @@ class HostPoolMachine(RuleBasedStateMachine):
 
     def load(self, client: int, keys: BlockChain, start: int, stop: int) -> None:
         hashes = keys.sequence_hashes[start:stop]
-        message = QueueLoad(client=client, request=1, chain=keys, start=start, stop=stop, from_ms=self.now_ms)
+        message = QueueLoad(
+            client=client, request=1, chain=self.chain_of(keys), start=start, stop=stop, from_ms=self.now_ms
+        )
         number = self.pool.queue_load(message, self.now_ms)
         self.hear()  # what ended before the load began
         assert number == self.next_transfer
@@ -609,17 +650,24 @@ class HostPoolMachine(RuleBasedStateMachine):
         client = self.client(data)
         stop = data.draw(st.integers(min_value=1, max_value=len(keys)))
         start = data.draw(st.integers(min_value=0, max_value=stop - 1))
-        busy = data.draw(st.frozensets(st.integers(min_value=0, max_value=5), max_size=1))
+        busy = data.draw(st.lists(st.integers(min_value=start, max_value=stop - 1), max_size=2, unique=True))
         before = snapshot(self.pool)
         missing = [at for at in range(start, stop) if keys.sequence_hashes[at] not in self.blocks]
-        message = PrepareStore(client=client, request=1, chain=keys, start=start, stop=stop, busy_sources=busy)
+        message = PrepareStore(
+            client=client,
+            request=1,
+            chain=self.chain_of(keys),
+            start=start,
+            stop=stop,
+            busy_sources=np.array(busy, np.int64),
+        )
         reply = self.pool.prepare_store(message, self.now_ms)
         if not missing:
-            assert reply == StoreReply(StoreOutcome.PRESENT, None, ())
+            assert reply == StoreReply(StoreOutcome.PRESENT, None, NO_NUMBERS)
             assert snapshot(self.pool) == before
             return
-        if busy & set(missing):
-            assert reply == StoreReply(StoreOutcome.NOT_READY, None, ())
+        if set(busy) & set(missing):
+            assert reply == StoreReply(StoreOutcome.NOT_READY, None, NO_NUMBERS)
             assert snapshot(self.pool) == before
             return
         ended = any(isinstance(event, ENDS) for event in self.pool.outbox)
@@ -627,10 +675,10 @@ class HostPoolMachine(RuleBasedStateMachine):
         wanted = keys.sequence_hashes[start:stop]
         victims = self.victims(len(missing) - (self.capacity - self.used), wanted)
         if victims is None:
-            assert reply == StoreReply(StoreOutcome.RETRY, None, ())
+            assert reply == StoreReply(StoreOutcome.RETRY, None, NO_NUMBERS)
             assert ended or snapshot(self.pool) == before
             return
-        assert reply == StoreReply(StoreOutcome.PREPARED, self.next_transfer, tuple(missing))
+        assert reply == StoreReply(StoreOutcome.PREPARED, self.next_transfer, np.array(missing))
         for held in victims:
             del self.blocks[held.hash]
         if victims:
@@ -729,6 +777,10 @@ class _MaxMin(HostPoolMachine):
     shared = True
 
 
+class _Sweeping(_MaxMin):
+    sweeps = True
+
+
 PATIENT = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
@@ -746,5 +798,11 @@ class TestEqualSharePoolAgainstItsModel(_Equal.TestCase):  # type: ignore[name-d
 
 class TestMaxMinPoolAgainstItsModel(_MaxMin.TestCase):  # type: ignore[name-defined,misc]
     """The same for a shared pool with max-min shares."""
+
+    settings: Any = PATIENT
+
+
+class TestPoolThatSharesANumberingAgainstItsModel(_Sweeping.TestCase):  # type: ignore[name-defined,misc]
+    """The same where numbers are given again as soon as nobody uses them, and grow beyond the pool's arrays."""
 
     settings: Any = PATIENT

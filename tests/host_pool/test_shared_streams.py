@@ -28,6 +28,7 @@ from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import FairLinks, Link, max_min
 from g2sim.actors.kv.blocks import BlockChain, BlockHasher
 from g2sim.actors.kv.events import BlocksRemoved, BlocksStored
+from g2sim.actors.kv.numbers import NO_NUMBERS
 from g2sim.actors.kv.prompt import RunPrompt
 from g2sim.bus.drivers import InlineDriver
 from g2sim.bus.events import Record
@@ -271,7 +272,7 @@ def pool_with(*rates: float, capacity: int = 16, pool_rate: float = math.inf) ->
 
 def prepare(pool: HostPool, now_ms: float, *hashes: int, client: int = 0, start: int = 0) -> StoreReply:
     message = PrepareStore(
-        client=client, request=client, chain=chain(*hashes), start=start, stop=len(hashes), busy_sources=frozenset()
+        client=client, request=client, chain=chain(*hashes), start=start, stop=len(hashes), busy_sources=NO_NUMBERS
     )
     return pool.prepare_store(message, now_ms)
 
@@ -287,7 +288,7 @@ def load(pool: HostPool, now_ms: float, *hashes: int, client: int = 0) -> int:
 
 
 def outcome(pool: HostPool, *hashes: int, client: int = 0) -> LookUpOutcome:
-    message = LookUp(client=client, chain=chain(*hashes), base_blocks=0, latest_store=None, loading=frozenset())
+    message = LookUp(client=client, chain=chain(*hashes), base_blocks=0, latest_store=None, loading=())
     return pool.look_up(message).outcome
 
 
@@ -309,7 +310,7 @@ def test_a_first_client_is_told_nothing() -> None:
 def test_a_store_is_cut_where_a_block_was_known_already() -> None:
     """With 2 of (1, 2, 3, 4) resident, storing the rest tells two runs: 1, and 3-4 with parent 2 from position 2."""
     pool = pool_with(math.inf, math.inf)
-    prepare(pool, 0.0, 9, 2, start=1)
+    prepare(pool, 0.0, 1, 2, start=1)
     pool.boundary(0, 0.0)
     pool.tick(1, 0.0)
     store(pool, 1.0, 1, 2, 3, 4)
@@ -343,7 +344,7 @@ def test_a_late_client_is_told_from_then_on_what_all_are_told() -> None:
     assert join(pool, 1) == (run_of(1, 2),)
     pool.tick(0, 0.0)
     store_told = prepare(pool, 1.0, 3)
-    assert store_told.positions == (0,)
+    assert store_told.positions.tolist() == [0]
     reply = pool.boundary(0, 1.0)
     owner = reply.before.changes + reply.after.changes
     assert owner == (PoolChange(stored=False, block_hashes=(1,)), run_of(3))

@@ -30,6 +30,7 @@ from g2sim.actors.host_pool.messages import (
 from g2sim.actors.host_pool.pool import HostPool
 from g2sim.actors.host_pool.transfers import FairLinks, Link, max_min
 from g2sim.actors.kv.blocks import BlockChain
+from g2sim.actors.kv.numbers import NO_NUMBERS
 from g2sim.actors.phases import Phase
 from g2sim.bus.drivers import InlineDriver
 from g2sim.bus.events import Record
@@ -98,7 +99,7 @@ class Client:
             port.call("pool", self._look_up(chain))
         elif what == "store":
             port.call("pool", self._look_up(chain))
-            store = PrepareStore(client=self.number, request=0, chain=chain, start=0, stop=3, busy_sources=frozenset())
+            store = PrepareStore(client=self.number, request=0, chain=chain, start=0, stop=3, busy_sources=NO_NUMBERS)
             port.call("pool", store)
             self._end_pass(port)
         elif what == "run" and not self.is_due and not self.pass_ms:
@@ -151,9 +152,7 @@ class Client:
             self.end = self.port.send_self(IS_OVER, phase=Phase.PASS_END, at_ms=self.ends_ms[over])
 
     def _look_up(self, chain: BlockChain, again: Any = None) -> LookUp:
-        return LookUp(
-            client=self.number, chain=chain, base_blocks=0, latest_store=None, loading=frozenset(), again=again
-        )
+        return LookUp(client=self.number, chain=chain, base_blocks=0, latest_store=None, loading=(), again=again)
 
     def _ask_again(self, port: Port) -> None:
         port.no_effect()
@@ -257,7 +256,7 @@ class Play:
         kernel.post(kernel.slot("client 3"), ("look up", NO_CHAIN, 0.0), Phase.START, 100.0)
         InlineDriver(kernel).run()
         told = [client.told for client in clients]
-        return seen, pool._evictable.in_order(), told, sum(client.stood_by for client in clients)
+        return seen, pool.eviction_order(), told, sum(client.stood_by for client in clients)
 
 
 TIMES = st.integers(2, 4) | st.integers(20, 90).map(lambda tenths: tenths / 10 + 0.05)

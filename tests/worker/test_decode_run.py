@@ -141,7 +141,7 @@ class Host:
         if self.pool is None:
             return []
         self.pool.check()
-        return [self.pool.contents(), self.pool._evictable.in_order(), list(self.pool.outbox)]
+        return [self.pool.contents(), self.pool.eviction_order(), list(self.pool.outbox)]
 
 
 def seen(rank: Rank) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
 from g2sim.actors.config import FixedTiming, HostScope, HostTierConfig, PreemptionMode, RankConfig, WorkerRole
@@ -27,6 +28,7 @@ from g2sim.actors.host_pool.messages import (
 )
 from g2sim.actors.kv.blocks import BlockHasher
 from g2sim.actors.kv.events import Tier
+from g2sim.actors.kv.numbers import NO_NUMBERS
 from g2sim.actors.kv.prompt import RunPrompt
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.rank import Admission, Ending, PassResult, Rank, RemovedBlocks, StoredRun
@@ -36,8 +38,8 @@ from g2sim.bus.errors import InvariantViolation
 SIZE = 4
 MISS = LookUpReply(LookUpOutcome.MISS, 0, True)
 COMPLETED, REJECTED = RequestStatus.COMPLETED, RequestStatus.REJECTED
-RETRY = StoreReply(StoreOutcome.RETRY, None, ())
-PRESENT = StoreReply(StoreOutcome.PRESENT, None, ())
+RETRY = StoreReply(StoreOutcome.RETRY, None, NO_NUMBERS)
+PRESENT = StoreReply(StoreOutcome.PRESENT, None, NO_NUMBERS)
 
 
 def config(gpu_blocks: int = 8, *, host: HostScope | None = None, **changes: Any) -> RankConfig:
@@ -49,6 +51,10 @@ def config(gpu_blocks: int = 8, *, host: HostScope | None = None, **changes: Any
         host=None if host is None else HostTierConfig(scope=host, capacity_blocks=8),
     )
     return attrs.evolve(made, **changes)
+
+
+def prepared(transfer: int, *positions: int) -> StoreReply:
+    return StoreReply(StoreOutcome.PREPARED, transfer, np.array(positions, np.int64))
 
 
 def rank_of(gpu_blocks: int = 8, *, role: WorkerRole = WorkerRole.AGGREGATED, **changes: Any) -> Rank:
@@ -359,9 +365,9 @@ def test_a_pass_asks_for_look_ups_then_stores_then_the_boundary() -> None:
     run_pass(rank, 0.0, host)
     look_up, store, boundary = host.asked
     assert isinstance(look_up, LookUp)
-    assert (look_up.base_blocks, look_up.latest_store, look_up.loading) == (0, None, frozenset())
+    assert (look_up.base_blocks, look_up.latest_store, look_up.loading) == (0, None, ())
     assert isinstance(store, PrepareStore)
-    assert (store.request, store.start, store.stop, store.busy_sources) == (0, 0, 2, frozenset())
+    assert (store.request, store.start, store.stop, store.busy_sources.tolist()) == (0, 0, 2, [])
     assert boundary == PassBoundary(0)
 
 
@@ -386,7 +392,7 @@ def test_a_refused_store_is_offered_again_and_a_known_one_is_not() -> None:
 
 def test_each_chunk_is_a_store_of_its_own() -> None:
     """The cursor moves with PREPARED, so the second chunk offers only what it has added."""
-    host = FakeHost(stores=[StoreReply(StoreOutcome.PREPARED, 0, (0, 1)), StoreReply(StoreOutcome.PREPARED, 1, (2,))])
+    host = FakeHost(stores=[prepared(0, 0, 1), prepared(1, 2)])
     rank = rank_of(host=HostScope.CLUSTER_SHARED, max_batched_tokens=8)
     rank.submit(request(0, 13, 2))
     run_pass(rank, 0.0, host)
@@ -490,7 +496,7 @@ def test_a_load_under_way_at_a_clear_is_its_requests_own() -> None:
     host.asked.clear()
     rank.submit(request(1, 9, ids=(1, 2, 3)))
     assert admitted(run_pass(rank, 1.0, host)) == [(1, 0)]
-    assert [message.loading for message in host.asked if isinstance(message, LookUp)] == [frozenset()]
+    assert [message.loading for message in host.asked if isinstance(message, LookUp)] == [()]
     host.tick = TickReply((Completion(70, 0, True, 2.0),), True, ())
     host.talk(rank.tick())
     assert rank.restored == []
@@ -502,7 +508,7 @@ def test_a_load_under_way_at_a_clear_is_its_requests_own() -> None:
 
 def test_a_private_store_fences_whoever_takes_its_memory() -> None:
     """The copy reads two blocks until 50; a request that takes them at 10 is admitted at once and computes from 50."""
-    host = FakeHost(stores=[StoreReply(StoreOutcome.PREPARED, 0, (0, 1))])
+    host = FakeHost(stores=[prepared(0, 0, 1)])
     host.boundary = BoundaryReply(NOTHING, ((0, 50.0),), NOTHING)
     rank = rank_of(2, host=HostScope.DP_RANK_LOCAL)
     rank.submit(request(0, 8))
@@ -516,7 +522,7 @@ def test_a_private_store_fences_whoever_takes_its_memory() -> None:
 
 def test_a_shared_store_holds_its_sources_until_it_is_told() -> None:
     """The same with a shared tier: no fence, the memory is simply not there until the completion is delivered."""
-    host = FakeHost(stores=[StoreReply(StoreOutcome.PREPARED, 0, (0, 1))])
+    host = FakeHost(stores=[prepared(0, 0, 1)])
     rank = rank_of(2, host=HostScope.CLUSTER_SHARED)
     rank.submit(request(0, 8))
     run_pass(rank, 0.0, host)
@@ -532,7 +538,7 @@ def test_a_shared_store_holds_its_sources_until_it_is_told() -> None:
 
 def test_a_running_copy_is_not_a_source_for_another_one() -> None:
     """Blocks that an earlier transfer still reads are named as busy in the next offer."""
-    host = FakeHost(stores=[StoreReply(StoreOutcome.PREPARED, 0, (0, 1))])
+    host = FakeHost(stores=[prepared(0, 0, 1)])
     rank = rank_of(host=HostScope.CLUSTER_SHARED)
     rank.submit(request(0, 9, ids=(1, 2, 3)))
     run_pass(rank, 0.0, host)
@@ -540,7 +546,7 @@ def test_a_running_copy_is_not_a_source_for_another_one() -> None:
     rank.submit(request(1, 13, ids=(1, 2, 4, 5)))
     assert admitted(run_pass(rank, 2.0, host)) == [(1, 8)]
     (offer,) = [message for message in host.asked if isinstance(message, PrepareStore)]
-    assert (offer.start, offer.stop, offer.busy_sources) == (0, 3, frozenset({0, 1}))
+    assert (offer.start, offer.stop, offer.busy_sources.tolist()) == (0, 3, [0, 1])
 
 
 def test_waiting_names_hand_off_states() -> None:
