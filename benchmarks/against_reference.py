@@ -63,7 +63,10 @@ def run_ours(case: Case, folder: Path, log: bool) -> Run:
 
 
 def _child(python: str, script: Path, *arguments: str) -> Run:
-    done = subprocess.run([python, str(script), *arguments], stdout=subprocess.PIPE, text=True, check=True)
+    settings = {"OPENBLAS_NUM_THREADS": "1", **os.environ}  # as the command has it
+    done = subprocess.run(
+        [python, str(script), *arguments], stdout=subprocess.PIPE, text=True, check=True, env=settings
+    )
     return json.loads(done.stdout)
 
 

@@ -88,6 +88,8 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of the ``g2sim`` command."""
+    # No command multiplies matrices, and the threads that numpy would start for that spin for a while.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Text of a file may be none that the terminal can show, and half a surrogate pair is none at all.
         sys.stdout.reconfigure(errors="backslashreplace")

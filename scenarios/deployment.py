@@ -5,12 +5,13 @@ Owns: which actors there are, their names and order, and who hears what. Refuses
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from g2sim.actors.config import DeploymentConfig, HostScope, HostTierConfig, PoolConfig, Sharing, WorkerRole
 from g2sim.actors.handoff.actor import HandoffCoordinator
@@ -75,10 +76,16 @@ class _WorkerSeconds:
             self._until_ms = record.time_ms
 
     def add(self, times_ms: Sequence[float]) -> None:
-        for previous_ms, now_ms in itertools.pairwise(times_ms):
-            if self._from_ms < now_ms <= self._until_ms:
-                self.prefill += self._prefill_workers * (now_ms - previous_ms) / 1000.0
-                self.decode += self._decode_workers * (now_ms - previous_ms) / 1000.0
+        instants_ms = np.array(times_ms)
+        counts = (self._from_ms < instants_ms[1:]) & (instants_ms[1:] <= self._until_ms)
+        passed_ms = np.diff(instants_ms)[counts]
+        self.prefill = _added_up(self.prefill, self._prefill_workers * passed_ms / 1000.0)
+        self.decode = _added_up(self.decode, self._decode_workers * passed_ms / 1000.0)
+
+
+def _added_up(start: float, values: NDArray[np.float64]) -> float:
+    """``start`` and the values, added one after the other."""
+    return float(np.add.accumulate(np.concatenate(([start], values)))[-1])
 
 
 @attrs.frozen(kw_only=True)

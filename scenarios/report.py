@@ -216,14 +216,28 @@ class _RankCounts:
 
 
 class _HostPool:
-    """Residency of one host pool [blocks], folded from its events alone."""
+    """Residency of one host pool [blocks], folded from its events alone.
 
-    __slots__ = ("_capacity", "_kept_blocks", "_loads", "_name", "_pending", "_pending_blocks", "_resident", "_totals")
+    ``trusted``: see ``ReportFold``.
+    """
 
-    def __init__(self, name: str, capacity_blocks: int) -> None:
+    __slots__ = (
+        "_capacity",
+        "_kept_blocks",
+        "_loads",
+        "_name",
+        "_pending",
+        "_pending_blocks",
+        "_resident",
+        "_resident_blocks",
+        "_totals",
+    )
+
+    def __init__(self, name: str, capacity_blocks: int, *, trusted: bool) -> None:
         self._name = name
         self._capacity = capacity_blocks
-        self._resident: set[int] = set()
+        self._resident_blocks = 0
+        self._resident: set[int] | None = None if trusted else set()
         self._pending: dict[int, tuple[int, ...]] = {}  # store transfer -> its blocks
         self._pending_blocks = 0
         self._kept_blocks = 0  # that a clear has left to loads
@@ -231,7 +245,8 @@ class _HostPool:
         self._totals = {"stored_blocks": 0, "evicted_blocks": 0, "loaded_blocks": 0}
 
     def prepared(self, event: StorePrepared) -> None:
-        if event.transfer in self._pending or not self._resident.isdisjoint(event.block_hashes):
+        again = self._resident is not None and not self._resident.isdisjoint(event.block_hashes)
+        if again or event.transfer in self._pending:
             raise InvariantViolation(f"{self._name}: store {event.transfer} is known or stores resident blocks again")
         self._pending[event.transfer] = event.block_hashes
         self._pending_blocks += len(event.block_hashes)
@@ -241,7 +256,9 @@ class _HostPool:
 
     def landed(self, event: StoreLanded) -> None:
         blocks = self._take_pending(event.transfer)
-        self._resident.update(blocks)
+        self._resident_blocks += len(blocks)
+        if self._resident is not None:
+            self._resident.update(blocks)
         self._totals["stored_blocks"] += len(blocks)
 
     def dropped(self, event: StoreDropped) -> None:
@@ -259,14 +276,16 @@ class _HostPool:
         self._kept_blocks -= len(event.block_hashes)
 
     def _lose(self, block_hashes: tuple[int, ...]) -> None:
-        left = len(self._resident) - len(block_hashes)
-        self._resident.difference_update(block_hashes)
-        if len(self._resident) != left:
-            raise InvariantViolation(f"{self._name}: evicted blocks that are not resident")
+        self._resident_blocks -= len(block_hashes)
+        if self._resident is not None:
+            self._resident.difference_update(block_hashes)
+            if len(self._resident) != self._resident_blocks:
+                raise InvariantViolation(f"{self._name}: evicted blocks that are not resident")
         self._totals["evicted_blocks"] += len(block_hashes)
 
     def load_queued(self, event: LoadQueued) -> None:
-        if event.transfer in self._loads or not self._resident.issuperset(event.block_hashes):
+        absent = self._resident is not None and not self._resident.issuperset(event.block_hashes)
+        if absent or event.transfer in self._loads:
             raise InvariantViolation(f"{self._name}: load {event.transfer} is known or loads what is not resident")
         self._loads[event.transfer] = event.request, len(event.block_hashes)
 
@@ -287,13 +306,13 @@ class _HostPool:
     def figures(self) -> dict[str, int]:
         return {
             "capacity_blocks": self._capacity,
-            "resident_blocks": len(self._resident),
+            "resident_blocks": self._resident_blocks,
             "used_blocks": self._used_blocks,
         }
 
     @property
     def _used_blocks(self) -> int:
-        return len(self._resident) + self._pending_blocks + self._kept_blocks
+        return self._resident_blocks + self._pending_blocks + self._kept_blocks
 
     def entry(self) -> dict[str, Any]:
         return {"pool": self._name, **self.figures(), **self._totals}
@@ -436,11 +455,13 @@ class ReportFold:
     Args:
         info: what comes from the resolved scenario.
         on_row: takes each ended request's row; None builds no rows.
+        trusted: the records come from actors at work, which answer for their blocks themselves. Otherwise which blocks
+            host pools hold is followed, and a record that contradicts it is an error.
 
     Raises (from ``apply``): InvariantViolation for an order of events that no run can have.
     """
 
-    def __init__(self, info: RunInfo, on_row: RowSink | None = None) -> None:
+    def __init__(self, info: RunInfo, on_row: RowSink | None = None, *, trusted: bool = False) -> None:
         self._info = info
         self._on_row = on_row
         self._block_size_tokens = info.pools[0].block_size_tokens
@@ -451,7 +472,7 @@ class ReportFold:
             for worker in range(pool.workers)
             for dp_rank in range(pool.dp_size)
         }
-        self._pools = {name: _HostPool(name, blocks) for name, blocks in info.host_pool_blocks.items()}
+        self._pools = {name: _HostPool(name, blocks, trusted=trusted) for name, blocks in info.host_pool_blocks.items()}
         self._now_ms = 0.0
         self._released = 0
         self._live: dict[int, RequestTrack] = {}

@@ -75,6 +75,17 @@ class LookUp:
     loading: tuple[ChainPart, ...]
     again: LookUpReply | None = None
 
+    def after(self, reply: LookUpReply) -> LookUp:
+        """The same look-up, to be asked again after this reply."""
+        return LookUp(
+            client=self.client,
+            chain=self.chain,
+            base_blocks=self.base_blocks,
+            latest_store=self.latest_store,
+            loading=self.loading,
+            again=reply,
+        )
+
 
 @attrs.frozen(slots=True)
 class LookUpReply:

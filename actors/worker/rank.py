@@ -655,7 +655,7 @@ class Rank:
             return True
         same = reply == blocked.look_up.again
         if same:
-            blocked.look_up = attrs.evolve(blocked.look_up, again=reply)
+            blocked.look_up = blocked.look_up.after(reply)
         else:
             self._answer = reply
         return same
@@ -742,6 +742,7 @@ class Rank:
                 device_tokens = found * size
                 on_device = (found, active)
                 look_up: LookUp | None = None
+                reply: LookUpReply | None = None
                 matched = 0
                 if self._has_host:
                     if seq.load is not None and seq.load.done:
@@ -754,7 +755,6 @@ class Rank:
                         reply, self._answer = self._answer or (yield look_up), None
                         if reply.store_landed:
                             seq.latest_store = None
-                        look_up = attrs.evolve(look_up, again=reply)
                         if reply.outcome is LookUpOutcome.DEFERRED:
                             self._sleep(seq)
                             continue
@@ -775,7 +775,8 @@ class Rank:
                 if matched:
                     available = max(0, available - self._headroom())
                 if needed > available:
-                    self._blocked = _Blocked(seq, on_device, self.pool.evicted_blocks, look_up)
+                    again = look_up.after(reply) if look_up is not None and reply is not None else None
+                    self._blocked = _Blocked(seq, on_device, self.pool.evicted_blocks, again)
                     return
                 if matched:
                     if not (yield from self._start_load(seq, device_tokens, matched, now_ms)):
