@@ -168,6 +168,8 @@ class HandoffCoordinator:
         self._down: set[str] = set()
         self._work_is_due = False
 
+    quiet = frozenset({_Work, _TransfersEnd, WorkerReport})
+
     def receive(self, message: Any, port: Port) -> Turn | None:
         kind = type(message)
         if kind is _Work:

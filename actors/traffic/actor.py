@@ -76,6 +76,7 @@ class TrafficActor:
     ends: Subscription
     on_request: Callable[[RankRequest], None] | None = None
     keeps_requests = False
+    quiet = frozenset({RequestsEnded, _Ready})
 
     def __init__(
         self,

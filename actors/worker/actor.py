@@ -135,7 +135,7 @@ class WorkerActor:
         self._deadline: Envelope | None = None
         self._deadline_ms: float | None = None
 
-    quiet = frozenset({_PassEnd, _StartPass, _HostDeadline, HostProgress})
+    quiet = frozenset({_PassEnd, _StartPass, _HostDeadline, HostProgress, SubmitRequest})
 
     def receive(self, message: Any, port: Port) -> Reply:
         kind = type(message)
@@ -671,7 +671,7 @@ class WorkerActor:
                             **who,
                         )
                     )
-                if not result.only_tokens:
+                if not result.only_tokens and port.hears(ev.PassGave):
                     port.publish(ev.PassGave(role=self.role, emitted=emitted))
                 place.pass_idx += 1
             for ending in result.endings:
