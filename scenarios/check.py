@@ -6,7 +6,6 @@ Owns: telling what kind a file is. Refuses to know: what makes one good; the rea
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from g2sim.actors.traffic.dynamo_requests import load_dynamo_requests
 from g2sim.actors.traffic.graph import AgenticCorpus
 from g2sim.actors.traffic.mooncake import load_mooncake
 from g2sim.actors.traffic.remarks import Remarks
-from g2sim.actors.traffic.sessions import Session
+from g2sim.actors.traffic.sessions import Sessions
 from g2sim.actors.traffic.trace_json import read_bytes, row_objects
 from g2sim.actors.traffic.weka import load_weka
 from g2sim.bus.errors import ConfigError
@@ -83,7 +82,7 @@ def _trace(path: Path, kind: TraceFormat | None, block_size_tokens: int) -> str:
     if kind is None:
         kind = TraceFormat.WEKA if path.is_dir() or path.suffix == ".json" else _row_format(path)
     corpus: AgenticCorpus | None = None
-    sessions: Sequence[Session] = ()
+    sessions: Sessions = ()
     if kind is TraceFormat.WEKA:
         corpus = load_weka(path)
     elif kind is TraceFormat.AGENTIC_MOONCAKE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from g2sim.actors.traffic.graph import MAX_TIME_MS, AgenticCorpus
 from g2sim.actors.traffic.mooncake import load_mooncake
 from g2sim.actors.traffic.remarks import Remarks
 from g2sim.actors.traffic.request import TrafficDriver
-from g2sim.actors.traffic.sessions import AnswerTokens, Session, SessionDriver, prompt_lengths
+from g2sim.actors.traffic.sessions import AnswerTokens, SessionDriver, Sessions, prompt_lengths
 from g2sim.actors.traffic.synthetic import (
     SessionShape,
     constant_arrivals_ms,
@@ -79,7 +80,7 @@ def prompts_too_large(scenario: Scenario, traffic: Traffic) -> Iterator[str]:
     def answer_tokens(tokens: int, asked: int) -> int:
         return 0 if refusing(tokens) is not None else _answering_rank(scenario).answer_tokens(tokens, asked)
 
-    prompts = list(traffic.prompt_tokens(answer_tokens))
+    prompts = array("q", traffic.prompt_tokens(answer_tokens))
     for pool in pools:
         refused = [tokens for tokens in prompts if refusing(tokens) is pool]
         if refused:
@@ -101,7 +102,7 @@ def _trace(scenario: Scenario, source: TraceSource) -> Traffic:
     block_size_tokens = source.block_size_tokens or 512
     remarks = Remarks(path)
     if source.format is TraceFormat.APPLIED_COMPUTE_AGENTIC:
-        conversations = load_applied_compute(
+        conversations: Sessions = load_applied_compute(
             path,
             block_size_tokens=block_size_tokens,
             shared_prefix_ratio=source.shared_prefix_ratio,
@@ -155,7 +156,7 @@ def _agentic(scenario: Scenario, trace_format: TraceFormat, corpus: AgenticCorpu
 
 def _session_traffic(
     scenario: Scenario,
-    made: Sequence[Session],
+    made: Sessions,
     *,
     accumulate: bool = False,
     named: bool | None = None,
@@ -202,7 +203,7 @@ def _synthetic(scenario: Scenario, source: SyntheticSource | SyntheticSessionSou
     return _session_traffic(scenario, sessions(count, shape, arrivals_ms), accumulate=source.accumulate, named=True)
 
 
-def _arrivals_ms(load: Load, count: int) -> list[float] | None:
+def _arrivals_ms(load: Load, count: int) -> Sequence[float] | None:
     """Arrivals of generated requests or sessions, None in a closed loop."""
     if isinstance(load, PoissonLoad):
         arrivals_ms = poisson_arrivals_ms(count, load.per_second, load.seed)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from itertools import accumulate, count, islice
 from pathlib import Path
 
-from g2sim.actors.kv.prompt import RunPrompt
 from g2sim.actors.traffic.remarks import Remarks
-from g2sim.actors.traffic.sessions import Session, Turn
+from g2sim.actors.traffic.session_table import MadeSessions, SessionTable
 from g2sim.actors.traffic.synthetic import shared_blocks
 from g2sim.actors.traffic.trace_json import MAX_TOKENS, Fields, no_rows, row_objects
 
@@ -27,7 +26,7 @@ def load_applied_compute(
     shared_prefix_ratio: float = 0.0,
     prefix_groups: int = 0,
     remarks: Remarks | None = None,
-) -> list[Session]:
+) -> MadeSessions:
     """Read a file, line by line.
 
     A turn's prompt holds the initial prompt and every answer and tool output before it, and the same block of a session
@@ -43,7 +42,7 @@ def load_applied_compute(
     """
     fresh = count()
     prefixes: dict[int, list[int]] = {}
-    sessions = []
+    table = SessionTable(block_size_tokens)
     for line, row in row_objects(path):
         lengths, outputs, delays_ms = _turns(row)
         if remarks is not None:
@@ -55,16 +54,16 @@ def load_applied_compute(
             prefix += islice(fresh, max(0, shared - len(prefix)))
             ids = prefix[:shared]
         ids = [*ids, *islice(fresh, -(-lengths[-1] // block_size_tokens) - len(ids))]
-        turns = tuple(
-            Turn(
-                prompt=RunPrompt(tuple(ids[: -(-length // block_size_tokens)]), block_size_tokens, length),
+        session = table.begin(f"applied_compute_agentic_session_{line}", None)
+        for length, output_tokens, delay_ms in zip(lengths, outputs, delays_ms, strict=True):
+            table.add_turn(
+                session,
+                ids[: -(-length // block_size_tokens)],
+                prompt_tokens=length,
                 output_tokens=output_tokens,
                 delay_ms=delay_ms,
             )
-            for length, output_tokens, delay_ms in zip(lengths, outputs, delays_ms, strict=True)
-        )
-        name = f"applied_compute_agentic_session_{line}"
-        sessions.append(Session(session_id=name, first_arrival_ms=None, turns=turns))
+    sessions = table.sessions()
     if not sessions:
         raise no_rows(path)
     return sessions

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import attrs
 
-from g2sim.actors.kv.prompt import RunPrompt
 from g2sim.actors.rounding import round_half_away
 from g2sim.actors.traffic.graph import MAX_TIME_MS, AgenticCorpus, Edge, Node, Relation, RequestGraph, Trigger
 from g2sim.actors.traffic.remarks import Remarks
-from g2sim.actors.traffic.sessions import Session, Turn
+from g2sim.actors.traffic.session_table import SessionTable
+from g2sim.actors.traffic.sessions import Sessions
 from g2sim.actors.traffic.trace_json import MAX_TOKENS, Fields, no_rows, row_objects
 from g2sim.bus.errors import ConfigError
 
@@ -82,7 +82,7 @@ class DynamoTrace:
         corpus: the graph, None if the requests are independent.
     """
 
-    sessions: tuple[Session, ...]
+    sessions: Sessions
     corpus: AgenticCorpus | None
 
 
@@ -185,17 +185,18 @@ def _call(record: Fields) -> _ToolCall:
     )
 
 
-def _independent(requests: Sequence[_Request], block_size_tokens: int) -> tuple[Session, ...]:
+def _independent(requests: Sequence[_Request], block_size_tokens: int) -> Sessions:
     first_ms = requests[0].start_ms
     interned: dict[int, int] = {}
-    sessions = []
+    table = SessionTable(block_size_tokens)
     for number, request in enumerate(requests, start=1):
-        ids = tuple(interned.setdefault(hash_id, len(interned)) for hash_id in request.hash_ids)
-        prompt = RunPrompt(ids, block_size_tokens, request.input_tokens)
-        turn = Turn(prompt=prompt, output_tokens=request.output_tokens)
-        arrival_ms = float(request.start_ms - first_ms)
-        sessions.append(Session(session_id=f"request_{number}", first_arrival_ms=arrival_ms, turns=(turn,)))
-    return tuple(sessions)
+        table.add_turn(
+            table.begin(f"request_{number}", float(request.start_ms - first_ms)),
+            [interned.setdefault(hash_id, len(interned)) for hash_id in request.hash_ids],
+            prompt_tokens=request.input_tokens,
+            output_tokens=request.output_tokens,
+        )
+    return table.sessions()
 
 
 def _graph(

@@ -7,14 +7,13 @@ Source: kvcache-ai/Mooncake traces; session fields as in the trace replay of NVI
 
 from __future__ import annotations
 
+import math
 import sys
+from array import array
 from pathlib import Path
 
-import attrs
-
-from g2sim.actors.kv.prompt import RunPrompt
 from g2sim.actors.traffic.remarks import Remarks
-from g2sim.actors.traffic.sessions import Session, Turn
+from g2sim.actors.traffic.session_table import MadeSessions, SessionTable
 from g2sim.actors.traffic.trace_json import MAX_TOKENS, U32_MAX, Fields, no_rows, row_objects
 
 _USED = frozenset(
@@ -33,21 +32,12 @@ _USED = frozenset(
     )
 )
 _LOWEST_MS = -sys.float_info.max
-
-
-@attrs.define(slots=True)
-class _Draft:
-    """A session while its rows are read; ``last_ms`` is the last timestamp seen in it."""
-
-    session_id: str
-    first_arrival_ms: float | None
-    last_ms: float | None
-    turns: list[Turn]
+_NO_TIMESTAMP = math.nan
 
 
 def load_mooncake(
     path: Path, *, block_size_tokens: int = 512, closed_loop: bool = False, remarks: Remarks | None = None
-) -> list[Session]:
+) -> MadeSessions:
     """Read a file, line by line.
 
     Args:
@@ -58,43 +48,50 @@ def load_mooncake(
     Returns: sessions in the order of their first rows; a row without a session id is a session of its own.
     Raises: ConfigError on anything malformed, with file and line.
     """
-    drafts: dict[str, _Draft] = {}
+    table = SessionTable(block_size_tokens)
+    numbers: dict[str, int] = {}
+    last_ms = array("d")  # last timestamp seen in each session
     interned: dict[int, int] = {}
     remarks = Remarks(path) if remarks is None else remarks
     first_ms: tuple[float, int] | None = None
     for line, row in row_objects(path):
-        prompt = _prompt(row, block_size_tokens, interned)
-        if len(prompt.ids) > -(-prompt.length // block_size_tokens):
+        hash_ids, prompt_tokens = _prompt(row, block_size_tokens)
+        if len(hash_ids) > -(-prompt_tokens // block_size_tokens):
             remarks.add("hash_ids beyond input_length dropped", line)
         remarks.unused(row, _USED, line)
         output_tokens = row.integer("output_length", "output_tokens", high=MAX_TOKENS)
         session_id = row.string("session_id") if row.present("session_id") else f"request_{line}"
         timestamp_ms = _optional_number(row, ("timestamp", "created_time"), _LOWEST_MS)
         delay_ms = _optional_number(row, ("delay", "delay_ms"), 0.0)
-        draft = drafts.get(session_id)
-        if draft is None:
+        session = numbers.get(session_id)
+        if session is None:
             _check_first_row(row, timestamp_ms, delay_ms, closed_loop)
-            draft = drafts[session_id] = _Draft(session_id, timestamp_ms, None, [])
+            session = numbers[session_id] = table.begin(session_id, timestamp_ms)
+            last_ms.append(_NO_TIMESTAMP)
             if timestamp_ms is not None:
                 first_ms = min(first_ms or (timestamp_ms, line), (timestamp_ms, line))
             wait_ms = 0.0
         else:
-            wait_ms = _wait_ms(row, draft, timestamp_ms, delay_ms)
+            wait_ms = _wait_ms(row, last_ms[session], timestamp_ms, delay_ms)
         if timestamp_ms is not None:
-            draft.last_ms = timestamp_ms
-        output_ids = _output_ids(row, output_tokens)
-        draft.turns.append(Turn(prompt=prompt, output_tokens=output_tokens, delay_ms=wait_ms, output_ids=output_ids))
-    if not drafts:
+            last_ms[session] = timestamp_ms
+        table.add_turn(
+            session,
+            [interned.setdefault(hash_id, len(interned)) for hash_id in hash_ids],
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            delay_ms=wait_ms,
+            output_ids=_output_ids(row, output_tokens),
+        )
+    if not numbers:
         raise no_rows(path)
     if first_ms is not None and first_ms[0] and not closed_loop:
         remarks.add(f"timestamps changed: counted from this one, {first_ms[0]:g} ms", first_ms[1])
-    return [
-        Session(session_id=draft.session_id, first_arrival_ms=draft.first_arrival_ms, turns=tuple(draft.turns))
-        for draft in drafts.values()
-    ]
+    return table.sessions()
 
 
-def _prompt(row: Fields, block_size_tokens: int, interned: dict[int, int]) -> RunPrompt:
+def _prompt(row: Fields, block_size_tokens: int) -> tuple[tuple[int, ...], int]:
+    """Hash ids and length of a row's prompt."""
     ids = row.integers("hash_ids")
     if not ids:
         raise row.error("hash_ids", got=list(ids), allowed="at least one hash id")
@@ -110,7 +107,7 @@ def _prompt(row: Fields, block_size_tokens: int, interned: dict[int, int]) -> Ru
             allowed=f"{needed} ids or more of {block_size_tokens} tokens each",
             hint="traffic.source.block_size must be the trace's own block size",
         )
-    return RunPrompt(tuple(interned.setdefault(hash_id, len(interned)) for hash_id in ids), block_size_tokens, length)
+    return ids, length
 
 
 def _optional_number(row: Fields, names: tuple[str, ...], low: float) -> float | None:
@@ -143,19 +140,17 @@ def _check_first_row(row: Fields, timestamp_ms: float | None, delay_ms: float | 
         )
 
 
-def _wait_ms(row: Fields, draft: _Draft, timestamp_ms: float | None, delay_ms: float | None) -> float:
-    """How long a later turn waits after the end of the turn before it."""
+def _wait_ms(row: Fields, last_ms: float, timestamp_ms: float | None, delay_ms: float | None) -> float:
+    """How long a later turn waits after the end of the turn before it; ``last_ms`` is NaN without a timestamp."""
     if delay_ms is not None:
         return delay_ms
     if timestamp_ms is None:
         return 0.0
-    if draft.last_ms is None:
+    if math.isnan(last_ms):
         raise row.error(
             "timestamp", got=timestamp_ms, allowed="a delay, since no earlier row of this session has a timestamp"
         )
-    wait_ms = timestamp_ms - draft.last_ms
+    wait_ms = timestamp_ms - last_ms
     if wait_ms < 0.0:
-        raise row.error(
-            "timestamp", got=timestamp_ms, allowed=f"{draft.last_ms!r} or more, as the session's row before"
-        )
+        raise row.error("timestamp", got=timestamp_ms, allowed=f"{last_ms!r} or more, as the session's row before")
     return wait_ms

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import sys
+from array import array
 from collections.abc import Sequence
-from itertools import accumulate, count, islice, repeat
+from itertools import accumulate, repeat
 
 import attrs
 import numpy as np
@@ -16,21 +17,23 @@ import numpy as np
 from g2sim.actors.kv.prompt import RunPrompt, TokenArray
 from g2sim.actors.rounding import round_half_away
 from g2sim.actors.traffic.chacha import ChaCha12
+from g2sim.actors.traffic.session_table import MadeSessions
 from g2sim.actors.traffic.sessions import Session, Turn
 
 
 def plain_requests(
     number: int, *, input_tokens: int, output_tokens: int, arrivals_ms: Sequence[float] | None
-) -> list[Session]:
+) -> MadeSessions:
     """``number`` independent requests, no two prompts alike; ``arrivals_ms`` has one entry each, None = closed loop."""
-    return [
-        Session(
+
+    def make(index: int) -> Session:
+        return Session(
             session_id=f"request_{index}",
             first_arrival_ms=None if arrivals_ms is None else arrivals_ms[index],
             turns=(Turn(prompt=UniquePrompt(index, input_tokens), output_tokens=output_tokens, uuid=index + 1),),
         )
-        for index in range(number)
-    ]
+
+    return MadeSessions(number, make)
 
 
 @attrs.frozen(slots=True)
@@ -80,26 +83,32 @@ class SessionShape:
     group_seed: int = 0
 
 
-def sessions(number: int, shape: SessionShape, arrivals_ms: Sequence[float] | None) -> list[Session]:
+def sessions(number: int, shape: SessionShape, arrivals_ms: Sequence[float] | None) -> MadeSessions:
     """``number`` sessions of one shape; ``arrivals_ms`` has one entry each, None = closed loop."""
     draws = ChaCha12(shape.group_seed)
-    fresh = count()
     blocks = -(-shape.input_tokens // shape.block_size_tokens)
     shares = shape.prefix_groups > 0 and shape.shared_prefix_ratio > 0.0
     shared = shared_blocks(blocks, shape.shared_prefix_ratio) if shares else 0
-    prefixes: dict[int, tuple[int, ...]] = {}
-    made = []
-    for index in range(number):
-        prefix: tuple[int, ...] = ()
+    own = blocks - shared
+    prefix_of_group: dict[int, int] = {}
+    prefix_ids, own_ids = array("Q"), array("Q")  # of each session, the first id of its prefix and of what is its own
+    fresh_id = 0
+    for _ in range(number):
         if shares:
             group = draws.below(shape.prefix_groups)
-            if group not in prefixes:
-                prefixes[group] = tuple(islice(fresh, shared))
-            prefix = prefixes[group]
+            if group not in prefix_of_group:
+                prefix_of_group[group] = fresh_id
+                fresh_id += shared
+            prefix_ids.append(prefix_of_group[group])
+        own_ids.append(fresh_id)
+        fresh_id += own * shape.turns
+
+    def make(index: int) -> Session:
+        prefix = range(prefix_ids[index], prefix_ids[index] + shared) if shares else ()
         turns = tuple(
             Turn(
                 prompt=RunPrompt(
-                    ids=(*prefix, *islice(fresh, blocks - shared)),
+                    ids=(*prefix, *range(own_ids[index] + turn * own, own_ids[index] + (turn + 1) * own)),
                     run_tokens=min(shape.block_size_tokens, shape.input_tokens),
                     length=shape.input_tokens,
                 ),
@@ -109,8 +118,9 @@ def sessions(number: int, shape: SessionShape, arrivals_ms: Sequence[float] | No
             for turn in range(shape.turns)
         )
         arrival_ms = None if arrivals_ms is None else arrivals_ms[index]
-        made.append(Session(session_id=f"session_{index}", first_arrival_ms=arrival_ms, turns=turns))
-    return made
+        return Session(session_id=f"session_{index}", first_arrival_ms=arrival_ms, turns=turns)
+
+    return MadeSessions(number, make)
 
 
 def shared_blocks(blocks: int, ratio: float) -> int:
@@ -118,18 +128,18 @@ def shared_blocks(blocks: int, ratio: float) -> int:
     return min(blocks, round_half_away(blocks * ratio))
 
 
-def constant_arrivals_ms(number: int, interval_ms: float) -> list[float]:
+def constant_arrivals_ms(number: int, interval_ms: float) -> array[float]:
     """Arrivals ``interval_ms`` apart, from 0; 0 = a burst, all at once.
 
     The gap goes through a rate, as in the reference, so it can differ from the interval in the last digit.
     """
     gap_ms = 1000.0 / (1000.0 / interval_ms) if interval_ms > 0.0 else 0.0
-    return list(accumulate(repeat(gap_ms, number - 1), initial=0.0))
+    return array("d", accumulate(repeat(gap_ms, number - 1), initial=0.0))
 
 
-def poisson_arrivals_ms(number: int, per_second: float, seed: int) -> list[float]:
+def poisson_arrivals_ms(number: int, per_second: float, seed: int) -> array[float]:
     """Arrivals of a Poisson process, the first at 0: gaps are -(1000 / rate) ln(u), with one draw u each."""
     draws = ChaCha12(seed)
     scale_ms = -(1000.0 / per_second)
     gaps_ms = (scale_ms * math.log(max(1.0 - draws.unit(), sys.float_info.min)) for _ in range(number - 1))
-    return list(accumulate(gaps_ms, initial=0.0))
+    return array("d", accumulate(gaps_ms, initial=0.0))
