@@ -36,6 +36,11 @@ _pack_plain: Final = msgspec.msgpack.Encoder().encode
 # A float64 is the byte 0xcb and eight big-endian bytes, and an exponent of all ones means infinity or NaN. Other data
 # can look the same, so a match only asks for a closer look; no match proves that every float is finite.
 _maybe_not_finite: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
+LONG: Final = 16
+"""Fewest items of a tuple that is worth being looked up in ``LongTuples``."""
+_REMEMBERED_ITEMS: Final = 32_768
+_U64: Final = b"\xcf"
+"""What an integer of 2**32 or more begins with; eight more bytes follow."""
 
 
 class ValueRefused(ProtocolError):
@@ -82,15 +87,58 @@ def encode(value: Any) -> bytes:
     return payload
 
 
-class AlikeEncoder:
-    """``encode`` for tuples most of which have items of the same types as one before: only those, but quicker."""
+class LongTuples:
+    """Long tuples as bytes, remembered for a while, as the same block hashes stand in several records.
 
-    __slots__ = ("_floats", "_kinds", "_tuples")
+    What is remembered has at most ``_REMEMBERED_ITEMS`` items in all.
+    """
+
+    __slots__ = ("_known", "_room")
 
     def __init__(self) -> None:
+        # By identity: a tuple that is remembered lives on, so no other one can have its number.
+        self._known: dict[int, tuple[tuple[Any, ...], msgspec.Raw]] = {}
+        self._room = _REMEMBERED_ITEMS
+
+    def encode(self, items: tuple[Any, ...]) -> msgspec.Raw | None:
+        """The bytes that ``encode`` gives for a tuple of ``LONG`` items or more; None if it has to be asked."""
+        known = self._known.get(id(items))
+        if known is not None:
+            return known[1]
+        try:
+            payload: bytes = _pack_plain(items)
+        except (OverflowError, TypeError, ValueError):
+            return None
+        count = len(items)
+        first = 3 if count < 65536 else 5
+        # Hashes are large integers. If a mark is where the first item begins, the next one begins nine bytes later, and
+        # so on: all are integers then. (Or members of a plain enumeration with such values, which ``encode`` refuses.)
+        if payload[first::9] != _U64 * count and not _PLAIN_BUT_FLOAT.issuperset(map(type, items)):
+            return None
+        raw = msgspec.Raw(payload)
+        self._room -= count
+        if self._room < 0:
+            self._known.clear()
+            self._room = _REMEMBERED_ITEMS - count
+        if self._room >= 0:
+            self._known[id(items)] = (items, raw)
+        return raw
+
+
+class AlikeEncoder:
+    """``encode`` for tuples most of which have items of the same types as one before: only those, but quicker.
+
+    Args:
+        long_tuples: what encodes long tuples in them, for several encoders.
+    """
+
+    __slots__ = ("_floats", "_kinds", "_long_tuples", "_tuples")
+
+    def __init__(self, long_tuples: LongTuples) -> None:
         self._kinds: list[type[Any]] = []
         self._floats: list[int] = []
         self._tuples: list[int] = []
+        self._long_tuples = long_tuples
 
     def encode(self, value: tuple[Any, ...]) -> bytes | None:
         """The bytes that ``encode`` gives; None if it has to be asked, be it for a refusal."""
@@ -99,11 +147,20 @@ class AlikeEncoder:
         for idx in self._floats:
             if not -math.inf < value[idx] < math.inf:
                 return None
+        spliced: list[Any] | None = None
         for idx in self._tuples:
-            if not _PLAIN_BUT_FLOAT.issuperset(map(type, value[idx])):
+            items = value[idx]
+            if len(items) >= LONG:
+                raw = self._long_tuples.encode(items)
+                if raw is None:
+                    return None
+                if spliced is None:
+                    spliced = [*value]
+                spliced[idx] = raw
+            elif not _PLAIN_BUT_FLOAT.issuperset(map(type, items)):
                 return None
         try:
-            payload: bytes = _pack_plain(value)
+            payload: bytes = _pack_plain(value if spliced is None else spliced)
         except (OverflowError, ValueError):
             return None
         return payload

@@ -16,7 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2sim.bus.codec import INT_MAX, INT_MIN, MAX_DEPTH, AlikeEncoder, PayloadRefused, ValueRefused, decode, encode
+from g2sim.bus.codec import (
+    INT_MAX,
+    INT_MIN,
+    MAX_DEPTH,
+    AlikeEncoder,
+    LongTuples,
+    PayloadRefused,
+    ValueRefused,
+    decode,
+    encode,
+)
 
 patient = settings(deadline=None)  # the machine is shared
 
@@ -259,7 +269,7 @@ anything = (
 @patient
 @given(st.lists(st.lists(anything, max_size=3).map(tuple), min_size=1, max_size=4), st.randoms())
 def test_tuples_like_one_before_are_encoded_alike_or_not_at_all(sorts: list[tuple[Any, ...]], random: Any) -> None:
-    encoder = AlikeEncoder()
+    encoder = AlikeEncoder(LongTuples())
     for value in [random.choice(sorts) for _ in range(10)]:
         quick = encoder.encode(value)
         try:
@@ -274,6 +284,6 @@ def test_tuples_like_one_before_are_encoded_alike_or_not_at_all(sorts: list[tupl
 @patient
 @given(st.lists(scalars | st.lists(st.integers(INT_MIN, INT_MAX), max_size=20).map(tuple), max_size=20).map(tuple))
 def test_a_plain_tuple_is_encoded_once_one_like_it_was(value: tuple[Any, ...]) -> None:
-    encoder = AlikeEncoder()
+    encoder = AlikeEncoder(LongTuples())
     encoder.learn(value)
     assert encoder.encode(value) == encode(value)
