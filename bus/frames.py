@@ -6,13 +6,14 @@ and ends a log. The format is told in ``g2sim.bus.log``.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from xxhash import xxh32_intdigest
 
-from g2sim.bus.codec import AlikeEncoder, LongTuples, ValueRefused, encode
+from g2sim.bus.codec import AlikeTuples, LongTuples, ValueRefused, encode, pack_plain
 from g2sim.bus.errors import ProtocolError, shorten
 from g2sim.bus.events import EventType
 
@@ -40,8 +41,8 @@ class Frames:
 
     def __init__(self, types: Iterable[EventType], start: bytes, limit_bytes: int, full: Callable[[], None]) -> None:
         long_tuples = LongTuples()
-        self._types: dict[Any, tuple[EventType, str, AlikeEncoder]] = {
-            entry.cls: (entry, entry.tag, AlikeEncoder(long_tuples)) for entry in types
+        self._types: dict[Any, tuple[EventType, str, AlikeTuples]] = {
+            entry.cls: (entry, entry.tag, AlikeTuples(long_tuples)) for entry in types
         }
         self._aliases: dict[Any, int] = {}
         self._pending = bytearray(start)
@@ -58,7 +59,7 @@ class Frames:
         """Add one frame. Raises: ProtocolError if it is too long, naming it by ``what``."""
         size = len(payload)
         if size > MAX_FRAME_BYTES:
-            raise ProtocolError(f"{what}: {size} bytes encoded, allowed at most {MAX_FRAME_BYTES}")
+            raise _too_long(what, size)
         pending = self._pending
         pending += _pack_frame(size, xxh32_intdigest(payload))
         pending += payload
@@ -72,23 +73,37 @@ class Frames:
             rows: see ``g2sim.bus.events.Row``; not so declared, as anything in them may have to be refused.
         Raises: ProtocolError, naming event and field.
         """
-        types, aliases = self._types, self._aliases
+        types, aliases, pending = self._types, self._aliases, self._pending
         for time_ms, source, cause, cls, values in rows:
             found = types.get(cls)
             if found is None:
                 raise ProtocolError(f"{cls.__qualname__} is not among the event types of this log")
-            entry, tag, encoder = found
+            entry, tag, alike = found
             alias = aliases.get(source)
-            payload = encoder.encode((tag, time_ms, alias, cause, *values))
+            payload: bytes | None = None
+            if alias is not None and type(time_ms) is float and type(cause) is int and -math.inf < time_ms < math.inf:
+                plain = alike.prove(values)
+                if plain is not None:
+                    try:
+                        payload = pack_plain((tag, time_ms, alias, cause, *plain))
+                    except (OverflowError, ValueError):
+                        payload = None
             if payload is None:
-                payload = self._encode(entry, encoder, time_ms, source, cause, values)
-            self.add(payload, tag)
+                payload = self._encode(entry, alike, time_ms, source, cause, values)
+            size = len(payload)
+            if size > MAX_FRAME_BYTES:
+                raise _too_long(tag, size)
+            pending += _pack_frame(size, xxh32_intdigest(payload))
+            pending += payload
+            if len(pending) >= self.limit_bytes:
+                self._full()
+                pending = self._pending
             if alias is None:
                 aliases[source] = len(aliases)
             self.records += 1
 
     def _encode(
-        self, entry: EventType, encoder: AlikeEncoder, time_ms: Any, source: Any, cause: Any, values: tuple[Any, ...]
+        self, entry: EventType, alike: AlikeTuples, time_ms: Any, source: Any, cause: Any, values: tuple[Any, ...]
     ) -> bytes:
         """Payload of a record that may have to be refused, or is unlike the last one of its type."""
         alias = self._aliases.get(source)
@@ -104,8 +119,12 @@ class Frames:
         except ValueRefused as refused:
             raise _refused_record(entry, refused) from refused
         if alias is not None:
-            encoder.learn(value)
+            alike.learn(values)
         return payload
+
+
+def _too_long(what: str, size: int) -> ProtocolError:
+    return ProtocolError(f"{what}: {size} bytes encoded, allowed at most {MAX_FRAME_BYTES}")
 
 
 def _refused_record(entry: EventType, refused: ValueRefused) -> ProtocolError:
