@@ -43,6 +43,7 @@ MODULES = (
     "actors/worker/timing.py",
     "bus/codec.py",
     "bus/drivers.py",
+    "bus/frames.py",
     "bus/kernel.py",
     "scenarios/report.py",
     "scenarios/statistics.py",

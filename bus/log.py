@@ -23,7 +23,6 @@ stretch of zero bytes, as a file system leaves after a crash, a row of good empt
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -33,23 +32,19 @@ import attrs
 import xxhash
 from xxhash import xxh32_intdigest
 
-from g2sim.bus.codec import AlikeEncoder, PayloadRefused, ValueRefused, decode, encode
+from g2sim.bus.codec import PayloadRefused, ValueRefused, decode, encode
 from g2sim.bus.errors import ConfigError, LogDamaged, OutputFailed, ProtocolError, SimError, shorten
 from g2sim.bus.events import BY_TAG, EventType, Record, Row
+from g2sim.bus.frames import FRAME, LEAD, MAX_FRAME_BYTES, Frames
 
 # As PNG's: a byte with the high bit set, a name, CR LF, the DOS end of file, LF. A copy that strips the eighth bit or
 # translates line ends breaks the first bytes of the file.
 MAGIC: Final = b"\x89G2S\r\n\x1a\n"
 SCHEMA: Final = 1
 PROGRAM: Final = "g2sim"
-MAX_FRAME_BYTES: Final = 256 * 2**20
-"""Longest payload that is written or read [B], so that a damaged length cannot ask for 4 GiB."""
 CHUNK_BYTES: Final = 2**20
 """Bytes gathered before a write, and asked for in one read [B]."""
 
-_FRAME: Final = struct.Struct("<II")
-_pack_frame: Final = _FRAME.pack
-_LEAD: Final = ("tag", "time_ms", "source", "cause")
 _END_KEYS: Final = ("kind", "status", "error", "records", "digest", "draws", "last_draws")
 
 RawRecord = tuple[str, float, str, int, list[Any]]
@@ -124,11 +119,8 @@ class LogWriter:
         self._file = file
         self._path = str(getattr(file, "name", "<log>"))
         types = sorted(BY_TAG.values() if events is None else events, key=lambda entry: entry.tag)
-        self._types = {entry.cls: (entry, entry.tag, AlikeEncoder()) for entry in types}
-        self._aliases: dict[str, int] = {}
-        self._records = 0
-        self._pending = bytearray(MAGIC)
-        self._pending_limit = CHUNK_BYTES
+        self._types = {entry.cls: entry for entry in types}
+        self._frames = Frames(types, MAGIC, CHUNK_BYTES, self._write_pending)
         self._written_bytes = 0
         self._closed_by: SimError | None = None
         self._digest = xxhash.xxh3_128()
@@ -140,7 +132,7 @@ class LogWriter:
             "scenario": scenario,
             "events": {entry.tag: (entry.version, *entry.fields) for entry in types},
         }
-        self._add_frame(_encode_map("header", header), "header")
+        self._frames.add(_encode_map("header", header), "header")
         self._write_pending()
 
     def append(self, record: Record) -> None:
@@ -152,45 +144,12 @@ class LogWriter:
         item = record.event
         cls = type(item)
         found = self._types.get(cls)
-        values = () if found is None else found[0].values(item)
+        values = () if found is None else found.values(item)
         self.append_rows(((record.time_ms, record.source, record.cause, cls, values),))
 
     def append_rows(self, rows: Iterable[Row]) -> None:
         """``append`` for records of which only the values are there; those before one that is refused are added."""
-        types, aliases = self._types, self._aliases
-        for time_ms, source, cause, cls, values in rows:
-            found = types.get(cls)
-            if found is None:
-                raise ProtocolError(f"{cls.__qualname__} is not among the event types of this log")
-            entry, tag, encoder = found
-            alias = aliases.get(source)
-            payload = encoder.encode((tag, time_ms, alias, cause, *values))
-            if payload is None:
-                payload = self._encode(entry, encoder, time_ms, source, cause, values)
-            self._add_frame(payload, tag)
-            if alias is None:
-                aliases[source] = len(aliases)
-            self._records += 1
-
-    def _encode(
-        self, entry: EventType, encoder: AlikeEncoder, time_ms: float, source: str, cause: int, values: tuple[Any, ...]
-    ) -> bytes:
-        """Payload of a record that may have to be refused, or is unlike the last one of its type."""
-        alias = self._aliases.get(source)
-        # Exact types: an integer as source would read back as another source, and time is float64 by contract.
-        if type(time_ms) is not float or type(cause) is not int or (alias is None and type(source) is not str):
-            raise ProtocolError(
-                f"event {entry.tag}: time_ms, source and cause must be a float, a str and an int: "
-                f"got {shorten((time_ms, source, cause))}"
-            )
-        value = (entry.tag, time_ms, source if alias is None else alias, cause, *values)
-        try:
-            payload = encode(value)
-        except ValueRefused as refused:
-            raise _refused_record(entry, refused) from refused
-        if alias is not None:
-            encoder.learn(value)
-        return payload
+        self._frames.add_rows(rows)
 
     def finish(
         self,
@@ -218,12 +177,12 @@ class LogWriter:
             "status": status,
             # An error may quote a path that is not Unicode. That must not keep the log from being ended.
             "error": None if error is None else error.encode(errors="backslashreplace").decode(),
-            "records": self._records,
+            "records": self._frames.records,
             "digest": digest,
             "draws": dict(sorted((draws or {}).items())),
             "last_draws": dict(sorted((last_draws or {}).items())),
         }
-        self._add_frame(_encode_map("end record", end), "end record")
+        self._frames.add(_encode_map("end record", end), "end record")
         self.flush()
         self._close(ProtocolError(f"{self._path}: the log is finished, nothing can be added"))
         return digest
@@ -236,20 +195,10 @@ class LogWriter:
         except (OSError, ValueError) as failure:
             self._fail(f"cannot flush the log after byte {self._written_bytes}", failure)
 
-    def _add_frame(self, payload: bytes, what: str) -> None:
-        size = len(payload)
-        if size > MAX_FRAME_BYTES:
-            raise ProtocolError(f"{what}: {size} bytes encoded, allowed at most {MAX_FRAME_BYTES}")
-        pending = self._pending
-        pending += _pack_frame(size, xxh32_intdigest(payload))
-        pending += payload
-        if len(pending) >= self._pending_limit:
-            self._write_pending()
-
     def _write_pending(self) -> None:
         if self._closed_by is not None:
             raise self._closed_by
-        chunk, self._pending = self._pending, bytearray()
+        chunk = self._frames.take()
         view = memoryview(chunk)
         while view:
             try:
@@ -271,7 +220,7 @@ class LogWriter:
     def _close(self, reason: SimError) -> None:
         """From now on every write raises ``reason``: a limit of 0 makes each append try to write."""
         self._closed_by = reason
-        self._pending_limit = 0
+        self._frames.limit_bytes = 0
 
 
 class LogReader:
@@ -385,7 +334,7 @@ class LogReader:
 
     def _refuse_row(self, row: tuple[Any, ...]) -> NoReturn:
         """Tell why a record with a well-formed start does not fit the header or the registry."""
-        tag, value_count = row[0], len(row) - len(_LEAD)
+        tag, value_count = row[0], len(row) - len(LEAD)
         schema = self.header.events.get(tag)
         if schema is None:
             raise self._damaged(f"event {shorten(tag)} is not described in the header")
@@ -412,7 +361,7 @@ class LogReader:
         digest = self._digest.hexdigest()
         if self.end.digest != digest:
             raise self._damaged(f"digest differs: {self.end.digest} written, {digest} read")
-        self._frame_start += _FRAME.size + size
+        self._frame_start += FRAME.size + size
         if self._frame_start < self._buffer_start + len(self._buffer) or self._read_chunk():
             raise self._damaged("bytes after the end record")
 
@@ -455,19 +404,19 @@ class LogReader:
         buffer, start = self._buffer, len(MAGIC)
         while True:
             self._frame_start = self._buffer_start + start
-            body = start + _FRAME.size
+            body = start + FRAME.size
             if body > len(buffer):
-                buffer, start, body = self._refill(start, _FRAME.size), 0, _FRAME.size
+                buffer, start, body = self._refill(start, FRAME.size), 0, FRAME.size
                 if not buffer:
                     return
                 if len(buffer) < body:
                     raise self._damaged(f"ends inside frame header: {len(buffer)} of {body} bytes")
-            length, checksum = _FRAME.unpack_from(buffer, start)
+            length, checksum = FRAME.unpack_from(buffer, start)
             if length > MAX_FRAME_BYTES:
                 raise self._damaged(f"frame length {length} exceeds limit {MAX_FRAME_BYTES}")
             stop = body + length
             if stop > len(buffer):
-                buffer, body, stop = self._refill(start, _FRAME.size + length), _FRAME.size, _FRAME.size + length
+                buffer, body, stop = self._refill(start, FRAME.size + length), FRAME.size, FRAME.size + length
                 if len(buffer) < stop:
                     raise self._damaged(f"ends inside payload: {len(buffer) - body} of {length} bytes")
             payload = buffer[body:stop]
@@ -519,11 +468,3 @@ def _encode_map(what: str, value: dict[str, Any]) -> bytes:
         return encode(value)
     except ValueRefused as refused:
         raise ProtocolError(f"log {what}: {refused}") from refused
-
-
-def _refused_record(entry: EventType, refused: ValueRefused) -> ProtocolError:
-    """The same refusal, naming event and field instead of a place in an array."""
-    path = refused.path
-    if path:
-        path = ((*_LEAD, *entry.fields)[int(path[0])], *path[1:])
-    return ProtocolError(f"event {entry.tag}: {ValueRefused(path, refused.problem)}")

@@ -39,7 +39,7 @@ from g2sim.actors.membership.messages import ClearCaches, Crash, LostRequest, Re
 from g2sim.actors.phases import Phase
 from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker import events as ev
-from g2sim.actors.worker.deferred_passes import MOST_PASSES, DeferredPasses, DeferredRetries
+from g2sim.actors.worker.deferred_passes import MOST_PASSES, DeferredPasses, DeferredRetries, LateShow
 from g2sim.actors.worker.messages import (
     AbandonHandoff,
     ActivateDestination,
@@ -312,12 +312,11 @@ class WorkerActor:
             self._stands_by = True
         self._takes_news = carefree
         self._take_up_run(place, result.emitted, port)
-        show_end = show_start = None
+        show: LateShow | None = None
         if any(map(port.hears, _OF_DECODE_PASSES)):
-            show_end = partial(self._show_late_end, place, result, port)
-            show_start = partial(self._show_late_start, place, result, port)
+            show = LateShow(place, result, port, partial(self._publish_changes, place, port))
         take_news = partial(self._take_news, place, ends_ms, port) if carefree else None
-        port.defer(DeferredPasses(place, ends_ms, port, show_end, show_start, take_news, partial(self._go_on, port)))
+        port.defer(DeferredPasses(place, ends_ms, port, show, take_news, partial(self._go_on, port)))
         self._defers = True
         self._pass_end = port.send_self(_PASS_END, phase=Phase.PASS_END, at_ms=ends_ms[-1])
         return True
@@ -603,24 +602,7 @@ class WorkerActor:
             if admission.request in result.preempted:
                 port.publish(ev.RequestPreempted(request=admission.request, **who))
         if port.hears(ev.PassStarted):
-            port.publish_values(ev.PassStarted, _pass_started(place, result, result.compute_start_ms, result.end_ms))
-
-    def _show_late_end(self, place: RankPlace, begun: PassResult, port: Port, end_ms: float) -> None:
-        """Publish what shows at the end of a deferred pass like the one that has begun."""
-        self._publish_changes(place, port, late_ms=end_ms)
-        if port.hears(ev.PassEnded):
-            port.publish_late_values(end_ms, Phase.PASS_END, ev.PassEnded, _pass_ended(place, begun, begun.emitted))
-        if port.hears(ev.PassesEnded):
-            place.times_ms.append(end_ms)
-        place.pass_idx += 1
-
-    def _show_late_start(self, place: RankPlace, begun: PassResult, port: Port, start_ms: float, end_ms: float) -> None:
-        """Publish what shows at the start of such a pass."""
-        if port.hears(ev.PassStarted):
-            compute_start_ms = place.rank.compute_start_ms(start_ms)
-            port.publish_late_values(
-                start_ms, Phase.START, ev.PassStarted, _pass_started(place, begun, compute_start_ms, end_ms)
-            )
+            port.publish_values(ev.PassStarted, place.pass_started(result, result.compute_start_ms, result.end_ms))
 
     def _show(self, results: Sequence[tuple[RankPlace, PassResult]], port: Port) -> None:
         """Make passes visible, rank by rank: KV events first, then tokens and ends."""
@@ -637,7 +619,7 @@ class WorkerActor:
     def _count_pass(self, place: RankPlace, result: PassResult, port: Port) -> None:
         """Show a pass that gave tokens and did nothing else, and keep what its run is to be told of it."""
         if port.hears(ev.PassEnded):
-            port.publish_values(ev.PassEnded, _pass_ended(place, result, result.emitted))
+            port.publish_values(ev.PassEnded, place.pass_ended(result, result.emitted))
         place.pass_idx += 1
         if port.hears(ev.PassesEnded):
             self._take_up_run(place, result.emitted, port)
@@ -661,7 +643,7 @@ class WorkerActor:
                 emitted = () if hands_over else self._without_canceled_requests(result.emitted)
                 self._tell_passes(place, port)
                 if port.hears(ev.PassEnded):
-                    port.publish_values(ev.PassEnded, _pass_ended(place, result, emitted))
+                    port.publish_values(ev.PassEnded, place.pass_ended(result, emitted))
                 if port.hears(ev.PassesEnded):
                     port.publish(
                         ev.PassesEnded(
@@ -816,23 +798,6 @@ class WorkerActor:
         reply = own_pool.serve(message, port.now_ms)
         publish_outbox(own_pool, port)
         return reply
-
-
-def _pass_started(place: RankPlace, result: PassResult, compute_start_ms: float, end_ms: float) -> tuple[Any, ...]:
-    """Values of ``PassStarted``, in wire order."""
-    return (
-        *place.named,
-        place.pass_idx,
-        compute_start_ms,
-        end_ms,
-        result.scheduled_tokens,
-        result.scheduled_requests,
-    )
-
-
-def _pass_ended(place: RankPlace, result: PassResult, emitted: tuple[int, ...]) -> tuple[Any, ...]:
-    """Values of ``PassEnded``, in wire order."""
-    return (*place.named, place.pass_idx, emitted, result.prefill_tokens)
 
 
 def _talk(place: RankPlace, steps: Generator[Any, Any, Any]) -> Any:

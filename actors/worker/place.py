@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from g2sim.actors.host_pool.pool import HostPool
-from g2sim.actors.worker.rank import Rank
+from g2sim.actors.worker.rank import PassResult, Rank
 from g2sim.bus.errors import InvariantViolation
 
 
@@ -51,3 +51,18 @@ class RankPlace:
         self.pass_idx = 0
         self.emitted: tuple[int, ...] = ()
         self.times_ms = array("d")
+
+    def pass_started(self, result: PassResult, compute_start_ms: float, end_ms: float) -> tuple[Any, ...]:
+        """Values of ``PassStarted`` for the next pass, in wire order."""
+        return (
+            *self.named,
+            self.pass_idx,
+            compute_start_ms,
+            end_ms,
+            result.scheduled_tokens,
+            result.scheduled_requests,
+        )
+
+    def pass_ended(self, result: PassResult, emitted: tuple[int, ...]) -> tuple[Any, ...]:
+        """Values of ``PassEnded`` for the pass in flight, in wire order."""
+        return (*self.named, self.pass_idx, emitted, result.prefill_tokens)

@@ -8,6 +8,7 @@ import datetime
 import enum
 import math
 import struct
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -16,7 +17,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g2sim.bus.codec import INT_MAX, INT_MIN, MAX_DEPTH, AlikeEncoder, PayloadRefused, ValueRefused, decode, encode
+from g2sim.bus.codec import (
+    INT_MAX,
+    INT_MIN,
+    LONG,
+    MAX_DEPTH,
+    AlikeTuples,
+    LongTuples,
+    PayloadRefused,
+    ValueRefused,
+    decode,
+    encode,
+    pack_plain,
+)
 
 patient = settings(deadline=None)  # the machine is shared
 
@@ -256,24 +269,82 @@ anything = (
 )
 
 
+def quickly(alike: AlikeTuples, value: tuple[Any, ...]) -> bytes | None:
+    """What a writer of records comes to without ``encode``."""
+    plain = alike.prove(value)
+    try:
+        return None if plain is None else pack_plain((*plain,))
+    except (OverflowError, ValueError):
+        return None
+
+
 @patient
 @given(st.lists(st.lists(anything, max_size=3).map(tuple), min_size=1, max_size=4), st.randoms())
 def test_tuples_like_one_before_are_encoded_alike_or_not_at_all(sorts: list[tuple[Any, ...]], random: Any) -> None:
-    encoder = AlikeEncoder()
+    alike = AlikeTuples(LongTuples())
     for value in [random.choice(sorts) for _ in range(10)]:
-        quick = encoder.encode(value)
+        quick = quickly(alike, value)
         try:
             payload = encode(value)
         except ValueRefused:
             assert quick is None
         else:
             assert quick in (None, payload)
-            encoder.learn(value)
+            alike.learn(value)
 
 
 @patient
-@given(st.lists(scalars | st.lists(st.integers(INT_MIN, INT_MAX), max_size=20).map(tuple), max_size=20).map(tuple))
+@given(st.lists(scalars | st.lists(st.integers(INT_MIN, INT_MAX), max_size=40).map(tuple), max_size=20).map(tuple))
 def test_a_plain_tuple_is_encoded_once_one_like_it_was(value: tuple[Any, ...]) -> None:
-    encoder = AlikeEncoder()
-    encoder.learn(value)
-    assert encoder.encode(value) == encode(value)
+    alike = AlikeTuples(LongTuples())
+    alike.learn(value)
+    for _ in range(2):
+        assert quickly(alike, value) == encode(value)
+
+
+hashes = st.integers(2**32, INT_MAX)
+among_hashes = hashes | st.sampled_from([0, 2**32 - 1, -1, 0xCF, True, None, 1.5, math.inf, "\xcf" * 9, b"\xcf" * 8])
+unwritable = st.sampled_from([INT_MAX + 1, INT_MIN - 1, "\ud800", {1}, (1,), [1], Place.NEAR, Pair(1, 2), object()])
+
+
+@patient
+@given(st.lists(hashes, min_size=LONG, max_size=40), st.lists(among_hashes | unwritable, max_size=2), st.randoms())
+def test_a_long_tuple_has_the_bytes_it_always_has_or_none(many: list[int], others: list[Any], random: Any) -> None:
+    """Whatever stands among the hashes, and wherever; the second time it is remembered."""
+    items: list[Any] = [*many, *others]
+    random.shuffle(items)
+    long_tuple, long_tuples = tuple(items), LongTuples()
+    raws = [long_tuples.encode(long_tuple) for _ in range(2)]
+    quick = {None if raw is None else bytes(raw) for raw in raws}
+    try:
+        expected = encode(long_tuple)
+    except ValueRefused:
+        assert quick == {None}
+    else:
+        # A float, or what is nested, is for ``encode`` to judge.
+        assert quick == {expected} or (quick == {None} and {float, tuple, list} & {*map(type, others)})
+
+
+@pytest.mark.parametrize("count", [LONG, 65_535, 65_536])
+def test_long_tuples_of_hashes_are_taken_at_every_size(count: int) -> None:
+    """The bytes before the first item differ."""
+    items = tuple(range(2**63, 2**63 + count))
+    raw = LongTuples().encode(items)
+    assert raw is not None
+    assert bytes(raw) == encode(items)
+
+
+def test_what_long_tuples_remember_is_bounded_and_never_another_tuple_s() -> None:
+    """Tuples that live shortly, so that their numbers are used again."""
+    long_tuples = LongTuples()
+    tracemalloc.start()
+    try:
+        for first in range(2**40, 2**40 + 5000):
+            items = (*range(first, first + 100),)
+            assert long_tuples.encode(items) is long_tuples.encode(items)
+            raw = long_tuples.encode(items)
+            assert raw is not None
+            assert bytes(raw) == encode(items)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()

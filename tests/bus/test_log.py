@@ -35,6 +35,7 @@ import g2sim.actors.worker.events
 import g2sim.scenarios.events  # noqa: F401 - the imports register the events
 from g2sim.actors.kv.events import BlocksCleared, BlocksStored
 from g2sim.actors.worker.events import RequestQueued
+from g2sim.bus import frames as frames_module
 from g2sim.bus import log as log_module
 from g2sim.bus.codec import INT_MAX, INT_MIN
 from g2sim.bus.errors import ConfigError, LogDamaged, ProtocolError, SimError
@@ -556,7 +557,7 @@ def test_an_error_belongs_to_a_failed_run(end: dict[str, Any]) -> None:
 
 def test_a_record_beyond_the_frame_limit_is_refused(monkeypatch: pytest.MonkeyPatch, any_event: type[Any]) -> None:
     """Else the reader would refuse it. The limit is lowered to make the test cheap."""
-    monkeypatch.setattr(log_module, "MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr(frames_module, "MAX_FRAME_BYTES", 1000)
     head_bytes = len(msgpack.packb(["test.any", 1.5, "worker-0", 7, 0, b"x" * 900])) - 900
     log_bytes([record(any_event(value=b"x" * (1000 - head_bytes)))])
     with pytest.raises(ProtocolError, match=r"test\.any: 1001 bytes encoded, allowed at most 1000"):

@@ -17,7 +17,8 @@ from typing import Any
 import msgpack
 import yaml
 
-from g2sim.bus.log import _FRAME, MAGIC, xxhash
+from g2sim.bus.frames import FRAME
+from g2sim.bus.log import MAGIC, xxhash
 
 
 class Form(enum.Enum):
@@ -233,9 +234,9 @@ def frames_of(data: bytes) -> list[bytes]:
     """Payloads of a log's frames, from the header's on."""
     at, found = len(MAGIC), []
     while at < len(data):
-        length, _ = _FRAME.unpack_from(data, at)
-        found.append(data[at + _FRAME.size : at + _FRAME.size + length])
-        at += _FRAME.size + length
+        length, _ = FRAME.unpack_from(data, at)
+        found.append(data[at + FRAME.size : at + FRAME.size + length])
+        at += FRAME.size + length
     return found
 
 
@@ -247,7 +248,7 @@ def log_of(frames: list[bytes]) -> bytes:
             end = msgpack.unpackb(frame)
             end |= {"records": idx - 1, "digest": xxhash.xxh3_128_hexdigest(data)}
             frame = msgpack.packb(end)
-        data += _FRAME.pack(len(frame), xxhash.xxh32_intdigest(frame)) + frame
+        data += FRAME.pack(len(frame), xxhash.xxh32_intdigest(frame)) + frame
     return data
 
 
