@@ -145,7 +145,7 @@ class BlockHasher:
         memory_limit: hashes kept before they are forgotten; a bound on memory, without effect on results.
     """
 
-    def __init__(self, block_size_tokens: int, memory_limit: int = 1_000_000) -> None:
+    def __init__(self, block_size_tokens: int, memory_limit: int = 250_000) -> None:
         self.block_size_tokens = block_size_tokens
         self._memory_limit = memory_limit
         self._constant: dict[int, int] = {}
