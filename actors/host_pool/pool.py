@@ -352,7 +352,8 @@ class HostPool:
         chain, start = message.chain, message.start
         wanted = self._numbers(chain)[start : message.stop]
         is_missing = self._book.states[wanted] == ABSENT
-        count = int(np.count_nonzero(is_missing))
+        places = is_missing.nonzero()[0]
+        count = len(places)
         if not count:
             return StoreReply(StoreOutcome.PRESENT, None, NO_NUMBERS)
         busy = message.busy_sources
@@ -360,7 +361,6 @@ class HostPool:
             return StoreReply(StoreOutcome.NOT_READY, None, NO_NUMBERS)
         self._catch_up(now_ms)
         client = self._clients[message.client]
-        places = is_missing.nonzero()[0]
         positions = places + start
         runs = _runs(chain, positions)
         block_hashes = runs[0].block_hashes
@@ -368,7 +368,8 @@ class HostPool:
             block_hashes += run.block_hashes
         needed = count - (self.capacity_blocks - self.used_blocks)
         if needed > 0:
-            victims = self._evictable.take_oldest(needed, wanted[~is_missing])
+            present = NO_NUMBERS if count == len(wanted) else wanted[~is_missing]
+            victims = self._evictable.take_oldest(needed, present)
             if victims is None:
                 self.outbox.append(
                     ev.StorePutOff(
@@ -661,7 +662,7 @@ class HostPool:
 
     def _let_go(self, blocks: Numbers) -> None:
         """A cohort that nobody uses any more can be evicted, as the youngest, ordered among themselves by hash."""
-        self._evictable.add(self._numbering.sorted_by_hash(blocks))
+        self._evictable.add(self._numbering.sorted_by_hash(blocks) if len(blocks) > 1 else blocks)
 
     def _unpin(self, transfer: _Transfer) -> None:
         book, blocks = transfer.book, transfer.blocks

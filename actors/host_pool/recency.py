@@ -86,10 +86,11 @@ class Recency:
 
         Returns: the blocks, oldest first.
         """
-        here, is_spared = self._here, self._spared
-        if self._count - int(np.count_nonzero(here[spared])) < count:
+        here, is_spared, any_spared = self._here, self._spared, len(spared) > 0
+        if self._count - (int(np.count_nonzero(here[spared])) if any_spared else 0) < count:
             return None
-        is_spared[spared] = True
+        if any_spared:
+            is_spared[spared] = True
         taken: list[Numbers] = []
         passed: list[Numbers] = []  # places in the order of blocks that are spared
         missing, step, is_new = count, count + _AT_ONCE, False
@@ -104,7 +105,7 @@ class Recency:
             oldest = self._order[start : start + step]
             is_valid = here[oldest]
             is_valid &= self._ages[oldest] == self._order_ages[start : start + step]
-            may_go = is_valid & ~is_spared[oldest]
+            may_go = is_valid & ~is_spared[oldest] if any_spared else is_valid
             places = may_go.nonzero()[0][:missing]
             missing -= len(places)
             used = len(oldest) if missing else int(places[-1]) + 1
@@ -112,12 +113,13 @@ class Recency:
             going = oldest[places]
             here[going] = False
             taken.append(going)
-            if len(spared):
+            if any_spared:
                 passed.append((is_valid & ~may_go)[:used].nonzero()[0] + start)
             step *= 2
-        is_spared[spared] = False
+        if any_spared:
+            is_spared[spared] = False
+            self._keep_place(passed)
         self._count -= count
-        self._keep_place(passed)
         return taken[0] if len(taken) == 1 else np.concatenate((NO_NUMBERS, *taken))
 
     def take_all(self) -> Numbers:
@@ -145,7 +147,7 @@ class Recency:
 
     def _keep_place(self, passed: list[Numbers]) -> None:
         """Put blocks, given by their places in the order, back before what is left of it."""
-        places = np.concatenate((NO_NUMBERS, *passed)) if passed else NO_NUMBERS
+        places = np.concatenate((NO_NUMBERS, *passed))
         if len(places):
             start = self._next - len(places)
             self._order[start : self._next] = self._order[places]

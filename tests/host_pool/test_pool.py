@@ -601,8 +601,8 @@ class HostPoolMachine(RuleBasedStateMachine):
         base = data.draw(st.integers(min_value=0, max_value=len(keys)))
         own = data.draw(st.none() | st.integers(min_value=0, max_value=self.next_transfer))
         parts = data.draw(st.lists(PARTS, max_size=2))
-        loading = tuple([ChainPart(self.chain_of(part.chain), part.start, part.stop) for part in parts])
-        message = LookUp(client=client, chain=self.chain_of(keys), base_blocks=base, latest_store=own, loading=loading)
+        loading = tuple(parts)
+        message = LookUp(client=client, chain=keys, base_blocks=base, latest_store=own, loading=loading)
         if self.asked and data.draw(st.booleans()):
             message, before = data.draw(st.sampled_from(self.asked))
             if message.client not in self.prepared:
@@ -610,7 +610,8 @@ class HostPoolMachine(RuleBasedStateMachine):
             client, keys, base, own, loading = attrs.astuple(message, recurse=False)[:5]
             hashes = keys.sequence_hashes
             message = attrs.evolve(message, again=before)
-        reply = self.pool.look_up(message)
+        sent_loading = tuple([ChainPart(self.chain_of(part.chain), part.start, part.stop) for part in loading])
+        reply = self.pool.look_up(attrs.evolve(message, chain=self.chain_of(keys), loading=sent_loading))
         if reply.outcome is not LookUpOutcome.DEFERRED:
             self.asked.append((message, reply))
         if own in self.transfers:

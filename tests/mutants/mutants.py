@@ -128,8 +128,8 @@ MUTANTS = (
     Mutant(
         "the blocks of a landing store are ordered by their place",
         POOL,
-        "self._evictable.add(self._numbering.sorted_by_hash(blocks))",
-        "self._evictable.add(blocks)",
+        "self._numbering.sorted_by_hash(blocks) if len(blocks) > 1 else blocks",
+        "blocks",
         "tests/host_pool",
     ),
     Mutant(
@@ -437,8 +437,8 @@ MUTANTS = (
     Mutant(
         "a retry that stands by is taken as still to come",
         "actors/host_pool/actor.py",
-        "asked.append((3, now_ms, order, keys))",
-        "asked.append((1, now_ms, order, keys))",
+        "asked.append((3, now_ms, order, chain))",
+        "asked.append((1, now_ms, order, chain))",
         "tests/host_pool/test_standing_by.py",
     ),
     Mutant(
