@@ -12,6 +12,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 
+import attrs
 from xxhash import xxh3_64_intdigest
 
 from g2sim.actors.kv.numbers import BlockNumbers, Numbers
@@ -93,31 +94,30 @@ def consecutive(positions: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
+@attrs.frozen(slots=True, eq=False)
 class BlockChain:
-    """Identity of a prompt's whole blocks, in prompt order. It does not change.
+    """Identity of a prompt's whole blocks, in prompt order.
 
     Attributes:
         sequence_hashes: one a whole block, of the prompt up to its end; floor(prompt tokens / block size) of them.
         tokens_hashes: one a whole block, of its own tokens alone.
     """
 
-    __slots__ = ("_numbering", "_numbers", "sequence_hashes", "tokens_hashes")
-
-    def __init__(self, sequence_hashes: tuple[int, ...], tokens_hashes: tuple[int, ...]) -> None:
-        self.sequence_hashes = sequence_hashes
-        self.tokens_hashes = tokens_hashes
-        self._numbering: BlockNumbers | None = None
-        self._numbers: Numbers | None = None
+    sequence_hashes: tuple[int, ...]
+    tokens_hashes: tuple[int, ...]
+    _numbered: tuple[BlockNumbers, Numbers] | None = attrs.field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.sequence_hashes)
 
     def numbers(self, numbering: BlockNumbers) -> Numbers:
         """Its blocks' numbers; they are kept while it exists. Nobody changes the array."""
-        if self._numbers is None or self._numbering is not numbering:
-            self._numbering = numbering
-            self._numbers = numbering.numbers(self.sequence_hashes)
-        return self._numbers
+        known = self._numbered
+        if known is not None and known[0] is numbering:
+            return known[1]
+        numbers = numbering.numbers(self.sequence_hashes)
+        object.__setattr__(self, "_numbered", (numbering, numbers))  # remembered; a chain is what it was
+        return numbers
 
 
 class ChainPart:

@@ -60,7 +60,7 @@ class BlockNumbers:
         "limit",
     )
 
-    def __init__(self, sweep_at: int = 1 << 16) -> None:
+    def __init__(self, sweep_at: int = 1 << 12) -> None:
         self.limit = _LEAST_LIMIT
         self._sweep_least = self._sweep_at = sweep_at
         self._hashes: list[int] = []  # by number

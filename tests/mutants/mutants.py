@@ -163,15 +163,15 @@ MUTANTS = (
     Mutant(
         "the youngest G1 block goes first",
         DEVICE,
-        "        self._entries += blocks\n",
-        "        self._entries[self._oldest_at : self._oldest_at] = reversed(blocks)\n",
+        "        self._entries[at:stop] = blocks\n        self._entry_of[blocks] = _counting(at, stop)\n",
+        "        self._entries[at:stop] = blocks[::-1]\n        self._entry_of[blocks[::-1]] = _counting(at, stop)\n",
         "tests/worker",
     ),
     Mutant(
         "hits count as room for fresh blocks",
         DEVICE,
-        "if missing > len(self._inactive) - len(spared):",
-        "if missing > len(self._inactive):",
+        "if missing > 0 and missing > len(self._inactive) - self._inactive.count(hits):",
+        "if missing > 0 and missing > len(self._inactive):",
         "tests/worker",
     ),
     Mutant(
@@ -184,15 +184,15 @@ MUTANTS = (
     Mutant(
         "a canceled reservation loses its memory",
         DEVICE,
-        "        self._free.extend(reservation.fresh)\n",
+        "        self._set_free(reservation.fresh)\n",
         "",
         "tests/worker",
     ),
     Mutant(
         "blocks that are copied out can be evicted",
         DEVICE,
-        "unused = [block for block in unused if block not in held]",
-        "unused = list(unused)",
+        "            unused &= ~self._held[blocks]\n",
+        "            pass\n",
         "tests/worker",
     ),
     Mutant(
@@ -449,9 +449,23 @@ MUTANTS = (
         "tests/host_pool/test_standing_by.py",
     ),
     Mutant(
+        "a number in use is given again",
+        "actors/kv/numbers.py",
+        "            in_use[numbers[numbers >= 0]] = True\n",
+        "            in_use[numbers[numbers >= 0][:1]] = True\n",
+        "tests/kv/test_numbers.py",
+    ),
+    Mutant(
+        "a run is made of a hash that has a number",
+        "actors/kv/numbers.py",
+        "        return hashes[:known]\n",
+        "        return hashes\n",
+        "tests/kv/test_numbers.py",
+    ),
+    Mutant(
         "who is blocked is planned past the eviction of a block that it would use",
         "actors/worker/rank.py",
-        "passes = run.passes_with(self.pool.blocks_before_eviction_of(head.hashes[:found]))",
+        "passes = run.passes_with(self.pool.blocks_before_eviction_of(head.numbers[:found]))",
         "pass",
         "tests/worker/test_decode_run.py",
     ),
