@@ -62,7 +62,8 @@ def _docstring(cls: type[Any], fields: str = "Attributes") -> tuple[str, dict[st
 def _described(cls: type[Any], heading: str) -> str:
     """What a class of values says of itself, and a table of its fields."""
     text, meanings = _docstring(cls)
-    fields = [(f"`{field.name}`", f"`{field.type}`", meanings.get(field.name, "")) for field in attrs.fields(cls)]
+    public = [field for field in attrs.fields(cls) if not field.name.startswith("_")]
+    fields = [(f"`{field.name}`", f"`{field.type}`", meanings.get(field.name, "")) for field in public]
     table = f"\n{_table(('field', 'type', 'meaning'), fields)}" if fields else ""
     return f"### {heading}\n\n{text}\n{table}"
 
