@@ -217,6 +217,23 @@ def test_what_stores_brought_is_forgotten_with_their_last_block(monkeypatch: pyt
     assert told == [(0,), (980,), (990,), (981,), (991,)]
 
 
+def test_numbers_of_what_the_pool_holds_are_given_to_nobody_else() -> None:
+    """Resident blocks, and those that a clear has left to a copy under way, though nobody else knows their chains."""
+    numbering = BlockNumbers(sweep_at=0)
+    pool = HostPool("g2", 8, MB, FairLinks(math.inf, math.inf, max_min), shared=True, numbering=numbering)
+    for client, own in enumerate((link(), link(0.001))):
+        join(pool, client, own)
+    store(pool, 0.0, 1, 2, client=1)  # until 2000
+    pool.serve(Clear(client=0), 1.0)
+    store(pool, 1.0, 5, 6)
+    look_up(pool, 99)
+    for stranger in range(1000, 2000, 50):
+        numbering.numbers(range(stranger, stranger + 50))
+        pool.check()
+        assert pool.contents() == {5: (True, 0), 6: (True, 0)}
+    assert pool.used_blocks == 4
+
+
 def test_two_loads_of_the_same_blocks_count_their_pins() -> None:
     """F34: loads over [0,40] and [20,60]: pins 1, 2, 1, 0 at 10, 30, 50, 61; evictable at 61 and not at 50."""
     pool = shared_pool(4, link(0.1), link(0.1), link())
@@ -424,8 +441,17 @@ class HostPoolMachine(RuleBasedStateMachine):
     sweeps = False
 
     def chain_of(self, keys: BlockChain) -> BlockChain:
-        """What a message brings; a new one where it is to matter which blocks are in use."""
-        return BlockChain(keys.sequence_hashes, keys.tokens_hashes) if self.sweeps else keys
+        """What a message brings. Where numbers are swept it is a new one, as old ones keep their numbers in use."""
+        if not self.sweeps:
+            return keys
+        self.number_strangers(20)
+        return BlockChain(keys.sequence_hashes, keys.tokens_hashes)
+
+    def number_strangers(self, blocks: int) -> None:
+        """Nobody holds them for long, so that the numbers of blocks that have left the pool are given to others."""
+        assert self.numbering is not None
+        self.numbering.numbers(range(self.strangers, self.strangers + blocks))
+        self.strangers += blocks
 
     @initialize(capacity=st.integers(min_value=1, max_value=9))
     def start(self, capacity: int) -> None:
@@ -451,10 +477,7 @@ class HostPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sweeps)
     @rule(blocks=st.sampled_from([1, 3, 20, 3000]))
     def others_use_the_numbering(self, blocks: int) -> None:
-        """They hold nothing for long, so that the numbers of blocks that have left the pool are given to others."""
-        assert self.numbering is not None
-        self.numbering.numbers(range(self.strangers, self.strangers + blocks))
-        self.strangers += blocks
+        self.number_strangers(blocks)
 
     # what it means
 
@@ -599,7 +622,7 @@ class HostPoolMachine(RuleBasedStateMachine):
         client = self.client(data)
         hashes = keys.sequence_hashes
         base = data.draw(st.integers(min_value=0, max_value=len(keys)))
-        own = data.draw(st.none() | st.integers(min_value=0, max_value=self.next_transfer))
+        own = data.draw(st.sampled_from([None, *range(self.next_transfer)]))
         parts = data.draw(st.lists(PARTS, max_size=2))
         loading = tuple(parts)
         message = LookUp(client=client, chain=keys, base_blocks=base, latest_store=own, loading=loading)
