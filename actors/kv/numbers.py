@@ -126,10 +126,6 @@ class BlockNumbers:
         """The same numbers, those with smaller hashes first."""
         return numbers[np.frombuffer(array("Q", self.hashes(numbers)), np.uint64).argsort()]
 
-    def find(self, hash_: int) -> int:
-        """The number of a hash wherever it stands, -1 if it has none; a search among all, for checks."""
-        return self._hashes.index(hash_) if hash_ in self._hashes else -1
-
     def _find(self, hash_: int, parent: int) -> int:
         following = parent + 1
         if 0 < following < len(self._hashes) and self._hashes[following] == hash_:

@@ -41,9 +41,10 @@ class ListPool:
         return self.numbering.hashes(numbers)
 
     def lookup(self, hash_: int) -> int | None:
-        number = self.numbering.find(hash_)
-        found = number >= 0 and self.real.holds(number)
-        return int(self.real.primaries(np.array([number]))[0]) if found else None
+        resident = self.real.resident_numbers()
+        places = [place for place, one in enumerate(self.hashes(resident)) if one == hash_]
+        assert all(self.real.holds(int(resident[place])) for place in places)
+        return int(self.real.primaries(resident[places])[0]) if places else None
 
     def resident_hashes(self) -> set[int]:
         return set(self.hashes(self.real.resident_numbers()))
