@@ -25,6 +25,7 @@ MODULES = (
     "actors/host_pool/recency.py",
     "actors/host_pool/transfers.py",
     "actors/kv/blocks.py",
+    "actors/kv/lists.py",
     "actors/kv/numbers.py",
     "actors/kv/prompt.py",
     "actors/router/actor.py",

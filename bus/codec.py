@@ -39,8 +39,6 @@ _maybe_not_finite: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
 LONG: Final = 16
 """Fewest items of a tuple that is worth being looked up in ``LongTuples``."""
 _REMEMBERED_ITEMS: Final = 32_768
-_U64: Final = b"\xcf"
-"""What an integer of 2**32 or more begins with; eight more bytes follow."""
 
 
 class ValueRefused(ProtocolError):
@@ -109,17 +107,13 @@ class LongTuples:
             payload: bytes = pack_plain(items)
         except (OverflowError, TypeError, ValueError):
             return None
-        count = len(items)
-        first = 3 if count < 65536 else 5
-        # Hashes are large integers. If a mark is where the first item begins, the next one begins nine bytes later, and
-        # so on: all are integers then. (Or members of a plain enumeration with such values, which ``encode`` refuses.)
-        if payload[first::9] != _U64 * count and not _PLAIN_BUT_FLOAT.issuperset(map(type, items)):
+        if not _PLAIN_BUT_FLOAT.issuperset(map(type, items)):
             return None
         raw = msgspec.Raw(payload)
-        self._room -= count
+        self._room -= len(items)
         if self._room < 0:
             self._known.clear()
-            self._room = _REMEMBERED_ITEMS - count
+            self._room = _REMEMBERED_ITEMS - len(items)
         if self._room >= 0:
             self._known[id(items)] = (items, raw)
         return raw

@@ -91,6 +91,7 @@ class Frames:
             if payload is None:
                 payload = self._encode(entry, alike, time_ms, source, cause, values)
             size = len(payload)
+            # As ``add``, without its call.
             if size > MAX_FRAME_BYTES:
                 raise _too_long(tag, size)
             pending += _pack_frame(size, xxh32_intdigest(payload))

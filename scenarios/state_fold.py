@@ -358,7 +358,7 @@ class Verifier:
                 rank.pool.check()
                 self._same(f"{where}: G1 residency", rank.cached_hashes(), told.device)
             else:
-                live = spoken_of & rank.cached_hashes()
+                live = spoken_of & rank.cached_hashes() if spoken_of else spoken_of
                 self._same(f"{where}: G1 residency", live, spoken_of & told.device)
                 self._count(f"{where}: blocks in G1", rank.pool.resident_blocks, len(told.device))
             self._same(f"{where}: running requests", {seq.request for seq in rank.running}, told.running)

@@ -52,7 +52,7 @@ from g2sim.actors.host_pool.recency import Recency
 from g2sim.actors.host_pool.transfers import Direction, Transport
 from g2sim.actors.kv.blocks import BlockChain, ChainPart, consecutive
 from g2sim.actors.kv.events import removed_by_clear
-from g2sim.actors.kv.numbers import NO_NUMBERS, BlockNumbers, Numbers
+from g2sim.actors.kv.numbers import NO_NUMBERS, BlockNumbers, Numbers, lengthened
 from g2sim.bus.errors import InvariantViolation
 
 ROUNDING_MS = 1e-3
@@ -98,10 +98,9 @@ class _Book:
 
     def grow(self, limit: int) -> None:
         """Let there be larger numbers, below ``limit``."""
-        more = limit - len(self.states)
-        self.states = np.concatenate((self.states, np.zeros(more, np.int8)))
-        self.pins = np.concatenate((self.pins, np.zeros(more, np.int32)))
-        self.stores = np.concatenate((self.stores, np.zeros(more, np.int64)))
+        self.states = lengthened(self.states, limit)
+        self.pins = lengthened(self.pins, limit)
+        self.stores = lengthened(self.stores, limit)
 
     def begin_store(self, transfer: int, blocks: Numbers, runs: list[PoolChange]) -> None:
         """Blocks that were absent become pending; ``runs`` are the same blocks."""
@@ -706,8 +705,6 @@ class HostPool:
 
 def _runs(chain: BlockChain, positions: Numbers) -> list[PoolChange]:
     """Blocks of a prompt that become resident, at ascending positions."""
-    first, last = int(positions[0]), int(positions[-1])
-    has_no_gap = last - first == len(positions) - 1
     return [
         PoolChange(
             stored=True,
@@ -716,7 +713,7 @@ def _runs(chain: BlockChain, positions: Numbers) -> list[PoolChange]:
             parent_hash=chain.sequence_hashes[start - 1] if start else None,
             start_position=start,
         )
-        for start, stop in ([(first, last + 1)] if has_no_gap else consecutive(positions.tolist()))
+        for start, stop in consecutive(positions)
     ]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from g2sim.actors.kv.numbers import NO_NUMBERS, Numbers
+from g2sim.actors.kv.numbers import NO_NUMBERS, Numbers, lengthened
 from g2sim.bus.errors import InvariantViolation
 
 _AT_ONCE = 64
@@ -48,9 +48,8 @@ class Recency:
 
     def grow(self, limit: int) -> None:
         """Let there be larger numbers, below ``limit``."""
-        more = limit - len(self._here)
-        self._here = np.concatenate((self._here, np.zeros(more, np.bool_)))
-        self._ages = np.concatenate((self._ages, np.zeros(more, np.int64)))
+        self._here = lengthened(self._here, limit)
+        self._ages = lengthened(self._ages, limit)
         self._spared = np.zeros(limit, np.bool_)
 
     def touch(self, blocks: Numbers) -> None:

@@ -77,13 +77,16 @@ def reusable_blocks(prompt_tokens: int, block_size_tokens: int) -> int:
     return (prompt_tokens - 1) // block_size_tokens
 
 
-def consecutive(positions: Sequence[int]) -> list[tuple[int, int]]:
+def consecutive(positions: Sequence[int] | Numbers) -> list[tuple[int, int]]:
     """Runs of ascending positions without a gap, each as (first, last + 1)."""
-    if positions and positions[-1] - positions[0] == len(positions) - 1:
-        return [(positions[0], positions[-1] + 1)]
+    if not len(positions):
+        return []
+    first, last = int(positions[0]), int(positions[-1])
+    if last - first == len(positions) - 1:
+        return [(first, last + 1)]
     runs: list[tuple[int, int]] = []
     start = stop = -1
-    for position in positions:
+    for position in map(int, positions):
         if position != stop:
             if stop >= 0:
                 runs.append((start, stop))

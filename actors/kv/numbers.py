@@ -17,20 +17,29 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from g2sim.actors.kv.lists import common_items
 
 Numbers = NDArray[np.int64]
 """Numbers of blocks, positions or device blocks, in an array that can index others."""
 
 NO_NUMBERS: Numbers = np.empty(0, np.int64)
 
+T = TypeVar("T", bound=np.generic)
+
 _LEAST_LIMIT = 1 << 12
 _MOST_RUN = 32
 """Blocks of a run. A run is freed whole, so one block in use keeps the numbers of the others."""
 _UNUSED = -1  # in place of the hash of a number that nobody uses
+
+
+def lengthened(array: NDArray[T], length: int, fill: int = 0) -> NDArray[T]:
+    """A longer copy of an array, with ``fill`` in its new places."""
+    return np.concatenate((array, np.full(length - len(array), fill, array.dtype)))
 
 
 class BlockNumbers:
@@ -99,14 +108,15 @@ class BlockNumbers:
             parent: the number of the block before the first one, -1 if it is the first one of a prompt.
         """
         parts: list[Numbers] = []
-        at, count = 0, len(hashes)
-        while at < count:
-            start = self._find(hashes[at], parent)
+        wanted = list(hashes)
+        at = 0
+        while at < len(wanted):
+            start = self._find(wanted[at], parent)
             if start < 0:
-                new = self._before_known(hashes[at : at + _MOST_RUN])
+                new = self._before_known(wanted[at : at + _MOST_RUN])
                 start, length = self._give(new), len(new)
             else:
-                length = _common(self._hashes[start : start + count - at], hashes[at:])
+                length = common_items(self._hashes, start, wanted, at)
             parts.append(np.arange(start, start + length))
             at += length
             parent = start + length - 1
@@ -132,7 +142,7 @@ class BlockNumbers:
             return following
         return self._first_of.get(hash_, -1)
 
-    def _before_known(self, hashes: Sequence[int]) -> Sequence[int]:
+    def _before_known(self, hashes: list[int]) -> list[int]:
         """Those of hashes, the first of which is new, that come before one that has a number; others are new, too.
 
         If one inside of a run were among them, so would be all of that run before it, with its first one.
@@ -142,7 +152,7 @@ class BlockNumbers:
         known = next(idx for idx, hash_ in enumerate(hashes) if hash_ in self._first_of)
         return hashes[:known]
 
-    def _give(self, hashes: Sequence[int]) -> int:
+    def _give(self, hashes: list[int]) -> int:
         """Make a run of hashes that have no number. Returns: the first number."""
         length = len(hashes)
         free = self._free.get(length)
@@ -178,13 +188,3 @@ class BlockNumbers:
             self._free.setdefault(length, []).append(start)
             self._given -= length
         self._sweep_at = max(self._sweep_least, 2 * self._given)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading items two sequences have in common."""
-    count = min(len(one), len(other))
-    for at in range(0, count, _MOST_RUN):
-        stop = min(at + _MOST_RUN, count)
-        if list(one[at:stop]) != list(other[at:stop]):
-            return next(idx for idx in range(at, stop) if one[idx] != other[idx])
-    return count

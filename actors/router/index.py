@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 
 import attrs
 
+from g2sim.actors.kv.lists import common_items
 from g2sim.bus.errors import InvariantViolation
 
 
@@ -110,7 +111,7 @@ class DeviceIndex:
                     self._grow(place, run, hashes[start:], tokens[start:])
                     return True
                 run, at = child, 0
-            count = _common(run.tokens_hashes, at, tokens, start)
+            count = common_items(run.tokens_hashes, at, tokens, start)
             if not count or (not run.places & bit and count < len(run.tokens_hashes)):
                 self._split(run, at + count)
             if count:
@@ -177,7 +178,7 @@ class DeviceIndex:
                 if not still:
                     return found
             run = child
-            count = _common(run.tokens_hashes, 0, prompt, depth)
+            count = common_items(run.tokens_hashes, 0, prompt, depth)
             depth += count
             block_hash = run.block_hashes[count - 1]
             if count < len(run.tokens_hashes):
@@ -261,17 +262,6 @@ def _position(run: _Run, block_hash: int) -> int:
     """Where in a run a block is."""
     hashes = run.block_hashes
     return len(hashes) - 1 if hashes[-1] == block_hash else hashes.index(block_hash)
-
-
-def _common(left: list[int], left_start: int, right: list[int], right_start: int) -> int:
-    """How many entries two lists have in common, from there on."""
-    count = min(len(left) - left_start, len(right) - right_start)
-    if left[left_start : left_start + count] == right[right_start : right_start + count]:
-        return count
-    for idx in range(count):
-        if left[left_start + idx] != right[right_start + idx]:
-            return idx
-    return count
 
 
 _Key = tuple[int | None, int]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from g2sim.actors.kv.numbers import NO_NUMBERS, BlockNumbers, Numbers
+from g2sim.actors.kv.numbers import NO_NUMBERS, BlockNumbers, Numbers, lengthened
 from g2sim.bus.errors import InvariantViolation
 
 
@@ -167,9 +167,7 @@ class DevicePool:
         self.copy_outs: dict[int, Numbers] = {}
         self._numbering = numbering
         # By memory block.
-        self._free: Numbers = _counting(
-            0, capacity_blocks
-        ).copy()  # the first ``_free_blocks`` of it; taken from its end
+        self._free: Numbers = np.arange(capacity_blocks)  # of these the first ``_free_blocks``, taken from their end
         self._free_blocks = capacity_blocks
         self._number: Numbers = np.full(capacity_blocks, -1, np.int64)
         self._uses: NDArray[np.int32] = np.zeros(capacity_blocks, np.int32)  # without holds
@@ -429,11 +427,11 @@ class DevicePool:
 
     def _fit(self) -> None:
         """Make the arrays by number long enough for all numbers that there are."""
-        missing = self._numbering.limit - len(self._primary)
-        if missing:
-            self._primary = np.concatenate((self._primary, np.full(missing, -1, np.int64)))
+        limit = self._numbering.limit
+        if limit != len(self._primary):
+            self._primary = lengthened(self._primary, limit, -1)
             self._primary_items = _items(self._primary)
-            self._since = np.concatenate((self._since, np.zeros(missing, np.int64)))
+            self._since = lengthened(self._since, limit)
 
     def _take(self, hits: Numbers, fresh_blocks: int) -> tuple[Numbers, Numbers] | None:
         """Use ``hits`` and take memory: as ``reserve``. Returns: the memory, used from its end; and numbers."""

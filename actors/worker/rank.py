@@ -932,7 +932,7 @@ class Rank:
         fresh = self.pool.cache(seq.blocks[start:stop], seq.numbers[start:stop])
         seq.sealed = stop
         if self.notes_changes:
-            self.device_changes += _stored_runs(seq, start, fresh.tolist())
+            self.device_changes += _stored_runs(seq, start, fresh)
 
     def _seal_next(self, seq: Sequence) -> None:
         """``_seal`` a single block."""
@@ -1139,7 +1139,7 @@ class Rank:
         if self.config.prefix_caching and max(start, seq.sealed) < whole:
             fresh = pool.cache(seq.blocks[start:whole], seq.numbers[start:whole])
             if self.notes_changes:
-                changes += _stored_runs(seq, start, fresh.tolist())
+                changes += _stored_runs(seq, start, fresh)
         seq.sealed = max(seq.sealed, whole)
 
     def _raise_fence(self, transfer: int) -> None:
@@ -1223,7 +1223,7 @@ def _insert_by_order(sequences: MutableSequence[Sequence], new: Sequence) -> Non
     sequences.insert(at, new)
 
 
-def _stored_runs(seq: Sequence, start: int, fresh: list[int]) -> list[DeviceChange]:
+def _stored_runs(seq: Sequence, start: int, fresh: list[int] | Numbers) -> list[DeviceChange]:
     """One change for each contiguous run of positions; ``fresh`` counts them from ``start``."""
     return [
         StoredRun(

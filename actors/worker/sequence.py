@@ -10,7 +10,7 @@ import numpy as np
 
 from g2sim.actors.kv.blocks import BlockChain, ChainPart, chained, hashes_of_bytes
 from g2sim.actors.kv.events import Tier
-from g2sim.actors.kv.numbers import BlockNumbers, Numbers
+from g2sim.actors.kv.numbers import NO_NUMBERS, BlockNumbers, Numbers, lengthened
 from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, Prompt, TokenArray
 from g2sim.actors.worker.device_pool import Reservation
 
@@ -103,7 +103,7 @@ class Sequence:
         computed: tokens that have KV.
         generated: tokens produced so far; all of them are known, the last one is computed by the next pass.
         hashes, tokens_hashes: identities of known whole blocks, prompt first, generated ones as they fill.
-        numbers: the same blocks' numbers, and more; one place for each whole block that it can have.
+        numbers: the same blocks' numbers, and maybe those of some that follow.
         block_count: blocks of device memory that it has.
         sealed: leading blocks that are cached under their hash, or are not to be.
         order: the rank's running number; "reservation order".
@@ -159,15 +159,11 @@ class Sequence:
         self.generated = 0
         self.hashes = list(given.chain.sequence_hashes)
         self.tokens_hashes = list(given.chain.tokens_hashes)
-        tokens = self.prompt_tokens + self.output_tokens
-        numbers = given.chain.numbers(numbering)
-        self.numbers: Numbers = np.full(max(tokens // block_size_tokens, len(numbers)), -1, np.int64)
-        self.numbers[: len(numbers)] = numbers
-        numbering.keep(self.numbers)
+        self.numbers = given.chain.numbers(numbering)
         self._numbering = numbering
         self._block_size = block_size_tokens
         self._next_hashes: list[tuple[int, int]] = []  # tokens hash and hash of blocks to come, the next one last
-        self._blocks: Numbers = np.empty(-(-tokens // block_size_tokens), np.int64)
+        self._blocks = NO_NUMBERS
         self.block_count = 0
         self.sealed = 0
         self.store_cursor = 0
@@ -189,13 +185,19 @@ class Sequence:
     def add_blocks(self, blocks: Numbers) -> None:
         """It has this device memory, too."""
         stop = self.block_count + len(blocks)
+        self._make_room(stop)
         self._blocks[self.block_count : stop] = blocks
         self.block_count = stop
 
     def add_block(self, block: int) -> None:
         """It has this block of device memory, too."""
+        self._make_room(self.block_count + 1)
         self._blocks[self.block_count] = block
         self.block_count += 1
+
+    def _make_room(self, blocks: int) -> None:
+        if blocks > len(self._blocks):
+            self._blocks = lengthened(self._blocks, 2 * blocks)
 
     @property
     def known(self) -> int:
@@ -241,7 +243,8 @@ class Sequence:
         """Work out the identities of the next blocks: what will be generated is known, and many cost little more."""
         size, position = self._block_size, len(self.hashes)
         start = position * size
-        stop = min(position + _BLOCKS_AHEAD, len(self.numbers)) * size
+        whole_blocks = (self.prompt_tokens + self.output_tokens) // size
+        stop = min(position + _BLOCKS_AHEAD, whole_blocks) * size
         first_output = max(start, self.prompt_tokens) - self.prompt_tokens
         last_output = stop - self.prompt_tokens
         if self.output_ids is not None:
@@ -254,6 +257,7 @@ class Sequence:
         own_hashes = hashes_of_bytes(data, 4 * size)
         hashes = chained(self.hashes[-1] if position else None, own_hashes)
         parent = int(self.numbers[position - 1]) if position else -1
-        self.numbers[position : position + len(hashes)] = self._numbering.numbers(hashes, parent)
+        self.numbers = np.concatenate((self.numbers[:position], self._numbering.numbers(hashes, parent)))
+        self._numbering.keep(self.numbers)
         self._next_hashes = list(zip(own_hashes, hashes, strict=True))
         self._next_hashes.reverse()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections.abc import Generator
 from typing import Any
 
@@ -31,6 +32,7 @@ from g2sim.actors.kv.events import Tier
 from g2sim.actors.kv.numbers import NO_NUMBERS
 from g2sim.actors.kv.prompt import RunPrompt
 from g2sim.actors.traffic.request import RequestStatus
+from g2sim.actors.traffic.trace_json import MAX_TOKENS
 from g2sim.actors.worker.rank import Admission, Ending, PassResult, Rank, RemovedBlocks, StoredRun
 from g2sim.actors.worker.sequence import RankRequest
 from g2sim.bus.errors import InvariantViolation
@@ -139,6 +141,19 @@ def admitted(result: PassResult) -> list[tuple[int, int]]:
 
 
 # -- refused
+
+
+def test_who_waits_takes_no_memory_for_what_it_may_generate() -> None:
+    """The largest answers that a trace may ask for, of many requests that have not begun."""
+    rank = rank_of()
+    rank.submit(request(0, 4))
+    tracemalloc.start()
+    try:
+        for number in range(1, 201):
+            rank.submit(request(number, 4, MAX_TOKENS))
+        assert tracemalloc.get_traced_memory()[0] < 200 * 10_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
