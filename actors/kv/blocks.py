@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 from xxhash import xxh3_64_intdigest
@@ -191,9 +192,13 @@ class BlockHasher:
 
 def chained(parent: int | None, own_hashes: Sequence[int]) -> list[int]:
     """Sequence hashes of blocks with these tokens hashes, which follow the block ``parent``."""
+    # As ``sequence_hash``, without its call, and with integers left as objects: this is the cost of a new prompt.
+    pack, digest = _pack_pair, xxh3_64_intdigest
+    seed: Any = HASH_SEED
+    hash_: Any = parent
+    own: Any
     hashes: list[int] = []
     for own in own_hashes:
-        # As ``sequence_hash``, without its call: this is the cost of a new prompt.
-        parent = own if parent is None else xxh3_64_intdigest(_pack_pair(parent, own), HASH_SEED)
-        hashes.append(parent)
+        hash_ = own if hash_ is None else digest(pack(hash_, own), seed)
+        hashes.append(hash_)
     return hashes

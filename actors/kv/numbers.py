@@ -60,6 +60,7 @@ class BlockNumbers:
         "_first_of",
         "_free",
         "_given",
+        "_hash_array",
         "_hashes",
         "_most_arrays",
         "_starts",
@@ -73,6 +74,7 @@ class BlockNumbers:
         self.limit = _LEAST_LIMIT
         self._sweep_least = self._sweep_at = sweep_at
         self._hashes: list[int] = []  # by number
+        self._hash_array: NDArray[np.uint64] = np.zeros(self.limit, np.uint64)  # the same, for many at a time
         self._first_of: dict[int, int] = {}  # the first hash of each run that is in use -> its number
         self._starts: list[int] = []  # the first number of each run, in order; runs that are free are among them
         self._free: dict[int, list[int]] = {}  # length -> first numbers of runs that are free
@@ -130,11 +132,12 @@ class BlockNumbers:
 
     def hashes(self, numbers: Numbers) -> list[int]:
         """What numbers stand for, in their order."""
-        return list(map(self._hashes.__getitem__, numbers.tolist()))
+        found: list[int] = self._hash_array[numbers].tolist()
+        return found
 
     def sorted_by_hash(self, numbers: Numbers) -> Numbers:
         """The same numbers, those with smaller hashes first."""
-        return numbers[np.frombuffer(array("Q", self.hashes(numbers)), np.uint64).argsort()]
+        return numbers[self._hash_array[numbers].argsort()]
 
     def _find(self, hash_: int, parent: int) -> int:
         following = parent + 1
@@ -163,8 +166,11 @@ class BlockNumbers:
             start = len(self._hashes)
             self._starts.append(start)
             self._hashes += hashes
-            while len(self._hashes) > self.limit:
-                self.limit *= 2
+            if len(self._hashes) > self.limit:
+                while len(self._hashes) > self.limit:
+                    self.limit *= 2
+                self._hash_array = lengthened(self._hash_array, self.limit)
+        self._hash_array[start : start + length] = array("Q", hashes)
         self._first_of[hashes[0]] = start
         self._given += length
         return start
