@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 MODULES = (
     "actors/handoff/actor.py",
     "actors/host_pool/actor.py",
+    "actors/host_pool/messages.py",
     "actors/host_pool/pool.py",
     "actors/host_pool/recency.py",
     "actors/host_pool/transfers.py",
@@ -44,8 +45,10 @@ MODULES = (
     "actors/worker/timing.py",
     "bus/codec.py",
     "bus/drivers.py",
+    "bus/events.py",
     "bus/frames.py",
     "bus/kernel.py",
+    "bus/plain.py",
     "scenarios/report.py",
     "scenarios/statistics.py",
 )
