@@ -45,10 +45,10 @@ MODULES = (
     "actors/worker/timing.py",
     "bus/codec.py",
     "bus/drivers.py",
-    "bus/events.py",
     "bus/frames.py",
     "bus/kernel.py",
     "bus/plain.py",
+    "bus/record.py",
     "scenarios/report.py",
     "scenarios/statistics.py",
 )

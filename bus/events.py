@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 import attrs
 
 from g2sim.bus.errors import ProtocolError
-from g2sim.bus.plain import Plain
+from g2sim.bus.record import Record as Record
 
 _EventT = TypeVar("_EventT")
 
@@ -104,22 +104,3 @@ def signal(cls: type[_EventT]) -> type[_EventT]:
     made = attrs.frozen(kw_only=True, slots=True)(cls)
     SIGNALS.add(made)
     return made
-
-
-class Record(Plain):
-    """One published event with its circumstances.
-
-    Attributes:
-        time_ms: virtual time of publication [ms].
-        source: name of the actor that published it.
-        cause: number of the turn in which it was published, among those that have published anything.
-        event: the event itself.
-    """
-
-    __slots__ = ("cause", "event", "source", "time_ms")
-
-    def __init__(self, time_ms: float, source: str, cause: int, event: Any) -> None:
-        self.time_ms: Final = time_ms
-        self.source: Final = source
-        self.cause: Final = cause
-        self.event: Final = event
