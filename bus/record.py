@@ -1,4 +1,4 @@
-"""An event in the record. It has a module of its own so that it can be compiled, which declarations of events cannot."""
+"""An event in the record. Apart from ``events``, whose decorators cannot be compiled."""
 
 from __future__ import annotations
 

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from typing import Final
 
 import attrs
+import numpy as np
 
 from g2sim.actors.host_pool.transfers import Link
 from g2sim.actors.kv.blocks import BlockChain, ChainPart
 from g2sim.actors.kv.numbers import Numbers
 from g2sim.bus.plain import Plain
+
+_SAME = attrs.cmp_using(eq=np.array_equal)
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -120,7 +123,8 @@ class StoreOutcome(enum.Enum):
     NOT_READY = "not_ready"
 
 
-class PrepareStore(Plain):
+@attrs.frozen(kw_only=True, slots=True)
+class PrepareStore:
     """Take room for the blocks [start, stop) of a chain that the pool does not know; all or nothing.
 
     Attributes:
@@ -128,28 +132,21 @@ class PrepareStore(Plain):
     Reply: ``StoreReply``.
     """
 
-    __slots__ = ("busy_sources", "chain", "client", "request", "start", "stop")
-
-    def __init__(
-        self, client: int, request: int, chain: BlockChain, start: int, stop: int, busy_sources: Numbers
-    ) -> None:
-        self.client: Final = client
-        self.request: Final = request
-        self.chain: Final = chain
-        self.start: Final = start
-        self.stop: Final = stop
-        self.busy_sources: Final = busy_sources
+    client: int
+    request: int
+    chain: BlockChain
+    start: int
+    stop: int
+    busy_sources: Numbers = attrs.field(eq=_SAME)
 
 
-class StoreReply(Plain):
+@attrs.frozen(slots=True)
+class StoreReply:
     """``positions``: places in the chain of the blocks that will be copied, when PREPARED, ascending, int64[n]."""
 
-    __slots__ = ("outcome", "positions", "transfer")
-
-    def __init__(self, outcome: StoreOutcome, transfer: int | None, positions: Numbers) -> None:
-        self.outcome: Final = outcome
-        self.transfer: Final = transfer
-        self.positions: Final = positions
+    outcome: StoreOutcome
+    transfer: int | None
+    positions: Numbers = attrs.field(eq=_SAME)
 
 
 class QueueLoad(Plain):
