@@ -39,6 +39,8 @@ MODULES = (
     "actors/worker/decode_run.py",
     "actors/worker/deferred_passes.py",
     "actors/worker/device_pool.py",
+    "actors/worker/events.py",
+    "actors/worker/messages.py",
     "actors/worker/place.py",
     "actors/worker/rank.py",
     "actors/worker/sequence.py",
@@ -50,6 +52,7 @@ MODULES = (
     "bus/plain.py",
     "bus/record.py",
     "scenarios/report.py",
+    "scenarios/request_rows.py",
     "scenarios/statistics.py",
 )
 

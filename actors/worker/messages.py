@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from g2sim.actors.kv.events import Tier
 from g2sim.actors.worker.sequence import RankRequest
+from g2sim.bus.plain import Plain
 
 
-@attrs.frozen(slots=True)
-class SubmitRequest:
+class SubmitRequest(Plain):
     """Queue a request on one rank; on a prefill rank as the source of hand-off ``handoff``."""
 
-    dp_rank: int
-    given: RankRequest
-    handoff: int | None = None
+    __slots__ = ("dp_rank", "given", "handoff")
+
+    def __init__(self, dp_rank: int, given: RankRequest, handoff: int | None = None) -> None:
+        self.dp_rank: Final = dp_rank
+        self.given: Final = given
+        self.handoff: Final = handoff
 
 
 @attrs.frozen(slots=True)
@@ -94,8 +99,7 @@ class DestinationIsReserved:
 HandoffReport = SourceIsHeld | SourceIsRejected | DestinationIsReserved
 
 
-@attrs.frozen(slots=True)
-class HandoffReply:
+class HandoffReply(Plain):
     """Answer to a hand-off command.
 
     Attributes:
@@ -104,14 +108,19 @@ class HandoffReply:
         reports: what came of it.
     """
 
-    busy: bool = False
-    refused: str | None = None
-    reports: tuple[HandoffReport, ...] = ()
+    __slots__ = ("busy", "refused", "reports")
+
+    def __init__(self, busy: bool = False, refused: str | None = None, reports: tuple[HandoffReport, ...] = ()) -> None:
+        self.busy: Final = busy
+        self.refused: Final = refused
+        self.reports: Final = reports
 
 
-@attrs.frozen(slots=True)
-class WorkerReport:
+class WorkerReport(Plain):
     """Sent by a worker to the coordinator when a pass has ended: it is free now, and this has become of hand-offs."""
 
-    actor: str
-    reports: tuple[HandoffReport, ...]
+    __slots__ = ("actor", "reports")
+
+    def __init__(self, actor: str, reports: tuple[HandoffReport, ...]) -> None:
+        self.actor: Final = actor
+        self.reports: Final = reports
