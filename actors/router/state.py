@@ -248,29 +248,34 @@ class RouterState:
 
     def _checked(self, what: str, request: RoutedRequest, verdict: Place, now_ms: float) -> Placement:
         """Raises: PolicyError unless the placement is a rank that takes requests, and the account fits it."""
+        problem = self._problem_of(verdict)
+        if problem is not None:
+            told = f"{what} chose {shorten(verdict.placement)}{problem}"
+            raise self._error(told, request.request, now_ms)
+        return verdict.placement
+
+    def _problem_of(self, verdict: Place) -> str | None:
+        """What is wrong with a choice, as the rest of the sentence that tells it; None if nothing is."""
         placement, why, pool = verdict.placement, verdict.why, self.pool
-        told = f"{what} chose {shorten(placement)}"
         if not isinstance(placement, Placement):
-            raise self._error(f"{told}, allowed: a Placement", request.request, now_ms)
+            return ", allowed: a Placement"
         for name, limit in (("worker", pool.workers), ("dp_rank", pool.dp_size)):
             value = getattr(placement, name)
             if type(value) is not int or not 0 <= value < limit:
-                raise self._error(f"{told}, allowed: {name} 0 to {limit - 1}", request.request, now_ms)
+                return f", allowed: {name} 0 to {limit - 1}"
         if not pool.is_ready(placement.worker):
-            raise self._error(f"{told}, but this worker takes no requests", request.request, now_ms)
+            return ", but this worker takes no requests"
         if why is None:
-            return placement
+            return None
         if not 0 <= why.chosen < len(why.candidates) or why.candidates[why.chosen].placement != placement:
-            raise self._error(f"{told}, but its account says otherwise: {why.chosen!r}", request.request, now_ms)
+            return f", but its account says otherwise: {why.chosen!r}"
         for name, values in (("costs", why.costs), *why.parts.items()):
             if values and len(values) != len(why.candidates):
-                problem = f"{len(values)} {name} for {len(why.candidates)} candidates"
-                raise self._error(f"{told} by {problem}", request.request, now_ms)
+                return f" by {len(values)} {name} for {len(why.candidates)} candidates"
             for value in values:
                 if not is_finite(value):
-                    problem = f"{shorten(value)} among its {name}, allowed: finite numbers"
-                    raise self._error(f"{told} by {problem}", request.request, now_ms)
-        return placement
+                    return f" by {shorten(value)} among its {name}, allowed: finite numbers"
+        return None
 
     def _reported(self, request: RoutedRequest, candidate: Candidate, now_ms: float) -> int | None:
         if not self.policy.sees_blocks and self.policy.reported_overlap(candidate) is None:
