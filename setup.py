@@ -32,6 +32,7 @@ MODULES = (
     "actors/router/actor.py",
     "actors/router/index.py",
     "actors/router/loads.py",
+    "actors/router/messages.py",
     "actors/router/pool.py",
     "actors/router/state.py",
     "actors/traffic/actor.py",

@@ -163,11 +163,13 @@ class QueueLoad(Plain):
         self.from_ms: Final = from_ms
 
 
-@attrs.frozen(slots=True)
-class Tick:
+class Tick(Plain):
     """Take note of what has ended. Reply: ``TickReply``."""
 
-    client: int
+    __slots__ = ("client",)
+
+    def __init__(self, client: int) -> None:
+        self.client: Final = client
 
 
 @attrs.frozen(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, KeysView, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -29,10 +29,10 @@ from g2sim.actors.router.policy import (
 )
 from g2sim.actors.router.pool import Pool, WorkerState
 from g2sim.bus.errors import PolicyError, SimError, raised, shorten
+from g2sim.bus.plain import Plain
 
 
-@attrs.frozen(kw_only=True, slots=True)
-class Placed:
+class Placed(Plain):
     """A request goes to a rank.
 
     Attributes:
@@ -42,12 +42,23 @@ class Placed:
         why: the policy's account, None from a policy that does not weigh.
     """
 
-    request: RoutedRequest
-    placement: Placement
-    queued_at_ms: float | None
-    overlap_blocks: int | None
-    best_overlap_blocks: int | None
-    why: Weighing | None
+    __slots__ = ("best_overlap_blocks", "overlap_blocks", "placement", "queued_at_ms", "request", "why")
+
+    def __init__(
+        self,
+        request: RoutedRequest,
+        placement: Placement,
+        queued_at_ms: float | None,
+        overlap_blocks: int | None,
+        best_overlap_blocks: int | None,
+        why: Weighing | None,
+    ) -> None:
+        self.request: Final = request
+        self.placement: Final = placement
+        self.queued_at_ms: Final = queued_at_ms
+        self.overlap_blocks: Final = overlap_blocks
+        self.best_overlap_blocks: Final = best_overlap_blocks
+        self.why: Final = why
 
 
 @attrs.frozen(slots=True)

@@ -818,7 +818,9 @@ def _shows(result: PassResult, request: int) -> bool:
 
 
 def _of_before_a_clear(report: HandoffReport, tiers: frozenset[Tier]) -> HandoffReport:
-    return attrs.evolve(report, cleared=report.cleared | tiers) if isinstance(report, SourceIsHeld) else report
+    if not isinstance(report, SourceIsHeld):
+        return report
+    return SourceIsHeld(report.handoff, report.request, report.cleared | tiers)
 
 
 def _is_due(place: RankPlace, now_ms: float) -> bool:
