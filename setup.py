@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 # The state machines, and what carries their messages: each of them is hot in some workload of benchmarks/workloads.py.
 # Not among them are classes that others derive from, such as policies: interpreted ones cannot extend compiled ones.
 # Nor are readers of files: compiled code turns a value that is not of its declared type into a TypeError of its own.
-# A class whose objects are hot should be a plain one with __slots__: mypyc leaves attrs classes to the interpreter.
+# A class whose objects are hot should be a plain one (bus/plain.py): mypyc leaves attrs classes to the interpreter.
 MODULES = (
     "actors/handoff/actor.py",
     "actors/host_pool/actor.py",
