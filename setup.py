@@ -17,10 +17,11 @@ HERE = Path(__file__).resolve().parent
 # The state machines, and what carries their messages: each of them is hot in some workload of benchmarks/workloads.py.
 # Not among them are classes that others derive from, such as policies: interpreted ones cannot extend compiled ones.
 # Nor are readers of files: compiled code turns a value that is not of its declared type into a TypeError of its own.
-# A class whose objects are hot should be a plain one with __slots__: mypyc leaves attrs classes to the interpreter.
+# A class whose objects are hot should be a plain one (bus/plain.py): mypyc leaves attrs classes to the interpreter.
 MODULES = (
     "actors/handoff/actor.py",
     "actors/host_pool/actor.py",
+    "actors/host_pool/messages.py",
     "actors/host_pool/pool.py",
     "actors/host_pool/recency.py",
     "actors/host_pool/transfers.py",
@@ -31,6 +32,7 @@ MODULES = (
     "actors/router/actor.py",
     "actors/router/index.py",
     "actors/router/loads.py",
+    "actors/router/messages.py",
     "actors/router/pool.py",
     "actors/router/state.py",
     "actors/traffic/actor.py",
@@ -38,6 +40,8 @@ MODULES = (
     "actors/worker/decode_run.py",
     "actors/worker/deferred_passes.py",
     "actors/worker/device_pool.py",
+    "actors/worker/events.py",
+    "actors/worker/messages.py",
     "actors/worker/place.py",
     "actors/worker/rank.py",
     "actors/worker/sequence.py",
@@ -46,7 +50,10 @@ MODULES = (
     "bus/drivers.py",
     "bus/frames.py",
     "bus/kernel.py",
+    "bus/plain.py",
+    "bus/record.py",
     "scenarios/report.py",
+    "scenarios/request_rows.py",
     "scenarios/statistics.py",
 )
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, dataclass_transform
 import attrs
 
 from g2sim.bus.errors import ProtocolError
+from g2sim.bus.record import Record as Record
 
 _EventT = TypeVar("_EventT")
 
@@ -103,20 +104,3 @@ def signal(cls: type[_EventT]) -> type[_EventT]:
     made = attrs.frozen(kw_only=True, slots=True)(cls)
     SIGNALS.add(made)
     return made
-
-
-@attrs.define(unsafe_hash=True, on_setattr=attrs.setters.NO_OP)
-class Record:
-    """One published event with its circumstances. Nobody changes one; to have that checked would triple its cost.
-
-    Attributes:
-        time_ms: virtual time of publication [ms].
-        source: name of the actor that published it.
-        cause: number of the turn in which it was published, among those that have published anything.
-        event: the event itself.
-    """
-
-    time_ms: float
-    source: str
-    cause: int
-    event: Any

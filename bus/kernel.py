@@ -25,13 +25,12 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
-from typing import Any, Protocol
-
-import attrs
+from typing import Any, Final, Protocol
 
 from g2sim.bus.asking import answer_to
 from g2sim.bus.errors import Deadlock, InvariantViolation, ProtocolError
 from g2sim.bus.events import BY_CLASS, SIGNALS, Record, Row
+from g2sim.bus.plain import Plain
 from g2sim.bus.streams import RandomStream
 
 _MAX_INSTANTS = 4096
@@ -40,12 +39,14 @@ MAX_TURNS_PER_INSTANT = 5_000_000
 """More turns than this at one instant is a loop that never lets time pass."""
 
 
-@attrs.frozen(slots=True)
-class Ask:
+class Ask(Plain):
     """Yielded by an actor's ``receive`` to run ``target``'s turn inside its own; the reply is sent back in."""
 
-    target: str
-    message: Any
+    __slots__ = ("message", "target")
+
+    def __init__(self, target: str, message: Any) -> None:
+        self.target: Final = target
+        self.message: Final = message
 
 
 Turn = Generator[Ask, Any, Any]

@@ -62,8 +62,11 @@ def _docstring(cls: type[Any], fields: str = "Attributes") -> tuple[str, dict[st
 def _described(cls: type[Any], heading: str) -> str:
     """What a class of values says of itself, and a table of its fields."""
     text, meanings = _docstring(cls)
-    public = [field for field in attrs.fields(cls) if not field.name.startswith("_")]
-    fields = [(f"`{field.name}`", f"`{field.type}`", meanings.get(field.name, "")) for field in public]
+    if attrs.has(cls):
+        types = {field.name: field.type for field in attrs.fields(cls)}
+    else:  # written out in full: its fields are the arguments that it is made of
+        types = {name: argument.annotation for name, argument in inspect.signature(cls).parameters.items()}
+    fields = [(f"`{name}`", f"`{kind}`", meanings.get(name, "")) for name, kind in types.items() if name[0] != "_"]
     table = f"\n{_table(('field', 'type', 'meaning'), fields)}" if fields else ""
     return f"### {heading}\n\n{text}\n{table}"
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import uuid
 from array import array
-from typing import Any
-
-import attrs
+from typing import Any, Final
 
 from g2sim.actors.config import WorkerRole
 from g2sim.actors.router.events import RequestPlaced
@@ -29,17 +27,18 @@ HANDOFF_STEPS = ("source_held_ms", "destination_reserved_ms", "destination_activ
 """Instants of a hand-off, in order, by the names that rows use."""
 
 
-@attrs.frozen(slots=True)
 class Admission:
     """One admission: its pool, number of the scheduler in that pool, instant [ms] and event."""
 
-    pool: str
-    scheduler: int
-    at_ms: float
-    event: RequestAdmitted
+    __slots__ = ("at_ms", "event", "pool", "scheduler")
+
+    def __init__(self, pool: str, scheduler: int, at_ms: float, event: RequestAdmitted) -> None:
+        self.pool: Final = pool
+        self.scheduler: Final = scheduler
+        self.at_ms: Final = at_ms
+        self.event: Final = event
 
 
-@attrs.define(slots=True)
 class RequestTrack:
     """A request that has not ended.
 
@@ -52,20 +51,31 @@ class RequestTrack:
         handoff_ms: instants of the hand-off by the names that rows use, as far as it got [ms].
     """
 
-    arrival: RequestArrived
-    dispatched_at_ms: float
-    token_times_ms: array[float] = attrs.field(factory=lambda: array("d"))
-    placements: list[tuple[float, RequestPlaced]] = attrs.Factory(list)
-    admissions: list[Admission] = attrs.Factory(list)
-    load_queued_ms: float | None = None
-    load_finished_ms: float | None = None
-    handoff_ms: dict[str, float] = attrs.Factory(dict)
+    __slots__ = (
+        "admissions",
+        "arrival",
+        "dispatched_at_ms",
+        "handoff_ms",
+        "load_finished_ms",
+        "load_queued_ms",
+        "placements",
+        "token_times_ms",
+    )
+
+    def __init__(self, arrival: RequestArrived, dispatched_at_ms: float) -> None:
+        self.arrival = arrival
+        self.dispatched_at_ms = dispatched_at_ms
+        self.token_times_ms = array("d")
+        self.placements: list[tuple[float, RequestPlaced]] = []
+        self.admissions: list[Admission] = []
+        self.load_queued_ms: float | None = None
+        self.load_finished_ms: float | None = None
+        self.handoff_ms: dict[str, float] = {}
 
     def admitted_in(self, pool: str) -> bool:
         return pool in [admission.pool for admission in self.admissions]
 
 
-@attrs.frozen(slots=True)
 class EndedRequest:
     """A request with its end, and the times that follow from its tokens; None where there is nothing to measure.
 
@@ -75,22 +85,46 @@ class EndedRequest:
         itl_ms: mean gap between its tokens, (last - first) / (tokens - 1). The summary calls this ``tpot``.
     """
 
-    track: RequestTrack
-    status: str
-    terminal_ms: float
-    first_token_ms: float | None
-    last_token_ms: float | None
-    ttft_ms: float | None
-    ttst_ms: float | None
-    e2e_latency_ms: float | None
-    itl_ms: float | None
+    __slots__ = (
+        "e2e_latency_ms",
+        "first_token_ms",
+        "itl_ms",
+        "last_token_ms",
+        "status",
+        "terminal_ms",
+        "track",
+        "ttft_ms",
+        "ttst_ms",
+    )
 
-    @classmethod
-    def of(cls, track: RequestTrack, status: str, terminal_ms: float) -> EndedRequest:
+    def __init__(
+        self,
+        track: RequestTrack,
+        status: str,
+        terminal_ms: float,
+        first_token_ms: float | None,
+        last_token_ms: float | None,
+        ttft_ms: float | None,
+        ttst_ms: float | None,
+        e2e_latency_ms: float | None,
+        itl_ms: float | None,
+    ) -> None:
+        self.track: Final = track
+        self.status: Final = status
+        self.terminal_ms: Final = terminal_ms
+        self.first_token_ms: Final = first_token_ms
+        self.last_token_ms: Final = last_token_ms
+        self.ttft_ms: Final = ttft_ms
+        self.ttst_ms: Final = ttst_ms
+        self.e2e_latency_ms: Final = e2e_latency_ms
+        self.itl_ms: Final = itl_ms
+
+    @staticmethod
+    def of(track: RequestTrack, status: str, terminal_ms: float) -> EndedRequest:
         times, arrival_ms = track.token_times_ms, track.arrival.arrival_ms
         first = times[0] if times else None
         last = times[-1] if times else None
-        return cls(
+        return EndedRequest(
             track=track,
             status=status,
             terminal_ms=terminal_ms,

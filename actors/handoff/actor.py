@@ -81,6 +81,9 @@ class _Work:
     """Work off the queue of actions."""
 
 
+_WORK = _Work()
+
+
 @attrs.frozen(slots=True)
 class _TransfersEnd:
     """Timer of the next transfer."""
@@ -225,7 +228,7 @@ class HandoffCoordinator:
 
     def _plan(self, port: Port) -> None:
         if self._actions and not self._work_is_due:
-            port.send_self(_Work(), phase=Phase.HANDOFF)
+            port.send_self(_WORK, phase=Phase.HANDOFF)
             self._work_is_due = True
 
     def _work_off(self, port: Port) -> Turn:
@@ -252,7 +255,15 @@ class HandoffCoordinator:
         if (source := handoff.source) is None:
             return
         # Prefill makes at most the first token; the decode side makes it again.
-        prefill_only = attrs.evolve(given, output_tokens=min(given.output_tokens, 1))
+        prefill_only = RankRequest(
+            request=given.request,
+            prompt=given.prompt,
+            chain=given.chain,
+            output_tokens=min(given.output_tokens, 1),
+            output_base=given.output_base,
+            output_ids=given.output_ids,
+            admitted_in=given.admitted_in,
+        )
         yield Ask(
             self._workers[WorkerRole.PREFILL][source.worker],
             SubmitRequest(source.dp_rank, prefill_only, handoff.number),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import Final
 
 import attrs
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from g2sim.actors.host_pool.transfers import Link
 from g2sim.actors.kv.blocks import BlockChain, ChainPart
 from g2sim.actors.kv.numbers import Numbers
+from g2sim.bus.plain import Plain
 
 _SAME = attrs.cmp_using(eq=np.array_equal)
 
@@ -57,8 +59,7 @@ class LookUpOutcome(enum.Enum):
     DEFERRED = "deferred"
 
 
-@attrs.frozen(kw_only=True, slots=True)
-class LookUp:
+class LookUp(Plain):
     """How far does the pool go on from ``base_blocks`` of the chain? Makes the prompt's blocks recent.
 
     Attributes:
@@ -68,15 +69,26 @@ class LookUp:
     Reply: ``LookUpReply``.
     """
 
-    client: int
-    chain: BlockChain
-    base_blocks: int
-    latest_store: int | None
-    loading: tuple[ChainPart, ...]
-    again: LookUpReply | None = None
+    __slots__ = ("again", "base_blocks", "chain", "client", "latest_store", "loading")
+
+    def __init__(
+        self,
+        client: int,
+        chain: BlockChain,
+        base_blocks: int,
+        latest_store: int | None,
+        loading: tuple[ChainPart, ...],
+        again: LookUpReply | None = None,
+    ) -> None:
+        self.client: Final = client
+        self.chain: Final = chain
+        self.base_blocks: Final = base_blocks
+        self.latest_store: Final = latest_store
+        self.loading: Final = loading
+        self.again: Final = again
 
     def after(self, reply: LookUpReply) -> LookUp:
-        """The same look-up, to be asked again after this reply; ``attrs.evolve`` would take three times as long."""
+        """The same look-up, to be asked again after this reply."""
         return LookUp(
             client=self.client,
             chain=self.chain,
@@ -87,17 +99,19 @@ class LookUp:
         )
 
 
-@attrs.frozen(slots=True)
-class LookUpReply:
+class LookUpReply(Plain):
     """``matched``: blocks beyond the base that a HIT restores. ``store_landed``: the latest store has ended.
 
     ``residency`` numbers the state of the pool that this speaks of.
     """
 
-    outcome: LookUpOutcome
-    matched: int
-    store_landed: bool
-    residency: int = attrs.field(default=0, eq=False)
+    __slots__ = ("matched", "outcome", "residency", "store_landed")
+
+    def __init__(self, outcome: LookUpOutcome, matched: int, store_landed: bool, residency: int = 0) -> None:
+        self.outcome: Final = outcome
+        self.matched: Final = matched
+        self.store_landed: Final = store_landed
+        self.residency: Final = residency
 
 
 class StoreOutcome(enum.Enum):
@@ -135,23 +149,27 @@ class StoreReply:
     positions: Numbers = attrs.field(eq=_SAME)
 
 
-@attrs.frozen(kw_only=True, slots=True)
-class QueueLoad:
+class QueueLoad(Plain):
     """Restore the blocks [start, stop) of a chain, all resident, not before ``from_ms``. Reply: the transfer (int)."""
 
-    client: int
-    request: int
-    chain: BlockChain
-    start: int
-    stop: int
-    from_ms: float
+    __slots__ = ("chain", "client", "from_ms", "request", "start", "stop")
+
+    def __init__(self, client: int, request: int, chain: BlockChain, start: int, stop: int, from_ms: float) -> None:
+        self.client: Final = client
+        self.request: Final = request
+        self.chain: Final = chain
+        self.start: Final = start
+        self.stop: Final = stop
+        self.from_ms: Final = from_ms
 
 
-@attrs.frozen(slots=True)
-class Tick:
+class Tick(Plain):
     """Take note of what has ended. Reply: ``TickReply``."""
 
-    client: int
+    __slots__ = ("client",)
+
+    def __init__(self, client: int) -> None:
+        self.client: Final = client
 
 
 @attrs.frozen(slots=True)
@@ -161,8 +179,7 @@ class PassBoundary:
     client: int
 
 
-@attrs.frozen(slots=True)
-class NewsAt:
+class NewsAt(Plain):
     """Before when would the client's pass ends, and ``look_up`` asked again, come to nothing? Reply: time [ms].
 
     Until then they change nothing but how far bytes have moved, and what is recent, and are told nothing new; inf if
@@ -172,13 +189,15 @@ class NewsAt:
     Who is ``carefree`` takes news later, too (``TakeNews``): the reply is inf, or -inf if it cannot stand by now.
     """
 
-    client: int
-    look_up: LookUp | None = None
-    carefree: bool = False
+    __slots__ = ("carefree", "client", "look_up")
+
+    def __init__(self, client: int, look_up: LookUp | None = None, carefree: bool = False) -> None:
+        self.client: Final = client
+        self.look_up: Final = look_up
+        self.carefree: Final = carefree
 
 
-@attrs.frozen(slots=True)
-class StandBy:
+class StandBy(Plain):
     """The client leaves turns out that would come to nothing (``NewsAt``). Reply: None.
 
     Until ``StandDown`` the pool does what they would have done: at each of ``pass_ends_ms`` it moves bytes, and makes
@@ -187,67 +206,93 @@ class StandBy:
     been told.
     """
 
-    client: int
-    order: int
-    look_up: LookUp | None
-    pass_ends_ms: Sequence[float] = ()
-    carefree: bool = False
+    __slots__ = ("carefree", "client", "look_up", "order", "pass_ends_ms")
+
+    def __init__(
+        self,
+        client: int,
+        order: int,
+        look_up: LookUp | None,
+        pass_ends_ms: Sequence[float] = (),
+        carefree: bool = False,
+    ) -> None:
+        self.client: Final = client
+        self.order: Final = order
+        self.look_up: Final = look_up
+        self.pass_ends_ms: Final = pass_ends_ms
+        self.carefree: Final = carefree
 
 
-@attrs.frozen(slots=True)
-class TakeNews:
+class TakeNews(Plain):
     """What was the client told at the pass ends that are over, while it stood by, since it last took news?
 
     Reply: ``list[tuple[int, BoundaryReply]]``, with places in ``pass_ends_ms``, those with anything to tell, in order.
     """
 
-    client: int
+    __slots__ = ("client",)
+
+    def __init__(self, client: int) -> None:
+        self.client: Final = client
 
 
-@attrs.frozen(slots=True)
-class StandDown:
+class StandDown(Plain):
     """The client has turns of its own again. Reply: None."""
 
-    client: int
+    __slots__ = ("client",)
+
+    def __init__(self, client: int) -> None:
+        self.client: Final = client
 
 
-@attrs.frozen(slots=True)
-class HostProgress:
+class HostProgress(Plain):
     """Sent by a pool to a client's actor: look again.
 
     ``due``: a transfer has ended or begun to move since the client last looked, so an idle rank acts at this instant;
     otherwise only residency has changed, which is news for those who follow it.
     """
 
-    due: bool
+    __slots__ = ("due",)
+
+    def __init__(self, due: bool) -> None:
+        self.due: Final = due
 
 
-@attrs.frozen(kw_only=True, slots=True)
-class PoolChange:
+class PoolChange(Plain):
     """Blocks became resident (a run in prompt order) or left the pool.
 
     For a removal ``parent_hash``, ``start_position`` and ``tokens_hashes`` are empty.
     """
 
-    stored: bool
-    block_hashes: tuple[int, ...]
-    tokens_hashes: tuple[int, ...] = ()
-    parent_hash: int | None = None
-    start_position: int = 0
+    __slots__ = ("block_hashes", "parent_hash", "start_position", "stored", "tokens_hashes")
+
+    def __init__(
+        self,
+        stored: bool,
+        block_hashes: tuple[int, ...],
+        tokens_hashes: tuple[int, ...] = (),
+        parent_hash: int | None = None,
+        start_position: int = 0,
+    ) -> None:
+        self.stored: Final = stored
+        self.block_hashes: Final = block_hashes
+        self.tokens_hashes: Final = tokens_hashes
+        self.parent_hash: Final = parent_hash
+        self.start_position: Final = start_position
 
 
-@attrs.frozen(slots=True)
-class Completion:
+class Completion(Plain):
     """One of the client's own transfers has ended at ``end_ms``."""
 
-    transfer: int
-    request: int
-    is_load: bool
-    end_ms: float
+    __slots__ = ("end_ms", "is_load", "request", "transfer")
+
+    def __init__(self, transfer: int, request: int, is_load: bool, end_ms: float) -> None:
+        self.transfer: Final = transfer
+        self.request: Final = request
+        self.is_load: Final = is_load
+        self.end_ms: Final = end_ms
 
 
-@attrs.frozen(slots=True)
-class TickReply:
+class TickReply(Plain):
     """What a client had not been told.
 
     Attributes:
@@ -256,18 +301,23 @@ class TickReply:
         changes: what became resident or left, in order.
     """
 
-    completions: tuple[Completion, ...]
-    progress: bool
-    changes: tuple[PoolChange, ...]
+    __slots__ = ("changes", "completions", "progress")
+
+    def __init__(self, completions: tuple[Completion, ...], progress: bool, changes: tuple[PoolChange, ...]) -> None:
+        self.completions: Final = completions
+        self.progress: Final = progress
+        self.changes: Final = changes
 
 
-@attrs.frozen(slots=True)
-class BoundaryReply:
+class BoundaryReply(Plain):
     """The two ticks of a pass boundary, and the stores submitted between them with their ends, where certain [ms]."""
 
-    before: TickReply
-    submitted: tuple[tuple[int, float | None], ...]
-    after: TickReply
+    __slots__ = ("after", "before", "submitted")
+
+    def __init__(self, before: TickReply, submitted: tuple[tuple[int, float | None], ...], after: TickReply) -> None:
+        self.before: Final = before
+        self.submitted: Final = submitted
+        self.after: Final = after
 
 
 NOTHING = TickReply((), False, ())

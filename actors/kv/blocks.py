@@ -11,9 +11,8 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-import attrs
 from xxhash import xxh3_64_intdigest
 
 from g2sim.actors.kv.numbers import BlockNumbers, Numbers
@@ -98,7 +97,6 @@ def consecutive(positions: Sequence[int] | Numbers) -> list[tuple[int, int]]:
     return runs
 
 
-@attrs.frozen(slots=True, eq=False)
 class BlockChain:
     """Identity of a prompt's whole blocks, in prompt order.
 
@@ -107,9 +105,12 @@ class BlockChain:
         tokens_hashes: one a whole block, of its own tokens alone.
     """
 
-    sequence_hashes: tuple[int, ...]
-    tokens_hashes: tuple[int, ...]
-    _numbered: tuple[BlockNumbers, Numbers] | None = attrs.field(default=None, init=False, repr=False)
+    __slots__ = ("_numbered", "sequence_hashes", "tokens_hashes")
+
+    def __init__(self, sequence_hashes: tuple[int, ...], tokens_hashes: tuple[int, ...]) -> None:
+        self.sequence_hashes: Final = sequence_hashes
+        self.tokens_hashes: Final = tokens_hashes
+        self._numbered: tuple[BlockNumbers, Numbers] | None = None
 
     def __len__(self) -> int:
         return len(self.sequence_hashes)
@@ -120,7 +121,7 @@ class BlockChain:
         if known is not None and known[0] is numbering:
             return known[1]
         numbers = numbering.numbers(self.sequence_hashes)
-        object.__setattr__(self, "_numbered", (numbering, numbers))  # remembered; a chain is what it was
+        self._numbered = (numbering, numbers)
         return numbers
 
 

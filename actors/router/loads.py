@@ -10,19 +10,21 @@ blocks and the request until the end.
 from __future__ import annotations
 
 from collections.abc import KeysView, Sequence
-
-import attrs
+from typing import Final
 
 from g2sim.bus.errors import InvariantViolation, ProtocolError
+from g2sim.bus.plain import Plain
 
 
-@attrs.frozen(slots=True)
-class Booking:
+class Booking(Plain):
     """What a request counts for; ``hashes``: sequence hashes of its whole prompt blocks."""
 
-    place: int
-    prefill_tokens: int
-    hashes: Sequence[int]
+    __slots__ = ("hashes", "place", "prefill_tokens")
+
+    def __init__(self, place: int, prefill_tokens: int, hashes: Sequence[int]) -> None:
+        self.place: Final = place
+        self.prefill_tokens: Final = prefill_tokens
+        self.hashes: Final = hashes
 
 
 class LoadTracker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import attrs
 
@@ -10,6 +11,7 @@ from g2sim.actors.config import WorkerRole
 from g2sim.actors.router.policy import Placement
 from g2sim.actors.traffic.request import RequestSpec
 from g2sim.actors.worker.sequence import RankRequest
+from g2sim.bus.plain import Plain
 
 ROUTER_PREFIX = "router-"
 """What names of routers begin with."""
@@ -26,8 +28,7 @@ def dealt_to(replicas: Sequence[str], request: int) -> str:
     return replicas[request % len(replicas)]
 
 
-@attrs.frozen(slots=True)
-class PlaceRequest:
+class PlaceRequest(Plain):
     """Choose a rank for a request, and send it there.
 
     Attributes:
@@ -35,9 +36,12 @@ class PlaceRequest:
         arrival_ms: when it arrived [ms].
     """
 
-    given: RankRequest
-    spec: RequestSpec
-    arrival_ms: float
+    __slots__ = ("arrival_ms", "given", "spec")
+
+    def __init__(self, given: RankRequest, spec: RequestSpec, arrival_ms: float) -> None:
+        self.given: Final = given
+        self.spec: Final = spec
+        self.arrival_ms: Final = arrival_ms
 
 
 @attrs.frozen(slots=True)
@@ -54,11 +58,13 @@ class WithdrawRequest:
     request: int
 
 
-@attrs.frozen(slots=True)
-class ChooseRank:
+class ChooseRank(Plain):
     """Choose a rank for an arrived request. Reply: ``RankReply``; the asker sends the request there."""
 
-    arrived: PlaceRequest
+    __slots__ = ("arrived",)
+
+    def __init__(self, arrived: PlaceRequest) -> None:
+        self.arrived: Final = arrived
 
 
 @attrs.frozen(slots=True)
@@ -83,8 +89,7 @@ class RankChosen:
     answer: Placement | RankIsRefused
 
 
-@attrs.frozen(slots=True)
-class RankReply:
+class RankReply(Plain):
     """Reply of a router to whoever hands requests over.
 
     Attributes:
@@ -92,8 +97,11 @@ class RankReply:
         released: requests that have waited; they go first.
     """
 
-    answer: RankAnswer | None
-    released: tuple[RankChosen, ...]
+    __slots__ = ("answer", "released")
+
+    def __init__(self, answer: RankAnswer | None, released: tuple[RankChosen, ...]) -> None:
+        self.answer: Final = answer
+        self.released: Final = released
 
 
 @attrs.frozen(slots=True)

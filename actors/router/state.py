@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, KeysView, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -29,10 +29,10 @@ from g2sim.actors.router.policy import (
 )
 from g2sim.actors.router.pool import Pool, WorkerState
 from g2sim.bus.errors import PolicyError, SimError, raised, shorten
+from g2sim.bus.plain import Plain
 
 
-@attrs.frozen(kw_only=True, slots=True)
-class Placed:
+class Placed(Plain):
     """A request goes to a rank.
 
     Attributes:
@@ -42,12 +42,23 @@ class Placed:
         why: the policy's account, None from a policy that does not weigh.
     """
 
-    request: RoutedRequest
-    placement: Placement
-    queued_at_ms: float | None
-    overlap_blocks: int | None
-    best_overlap_blocks: int | None
-    why: Weighing | None
+    __slots__ = ("best_overlap_blocks", "overlap_blocks", "placement", "queued_at_ms", "request", "why")
+
+    def __init__(
+        self,
+        request: RoutedRequest,
+        placement: Placement,
+        queued_at_ms: float | None,
+        overlap_blocks: int | None,
+        best_overlap_blocks: int | None,
+        why: Weighing | None,
+    ) -> None:
+        self.request: Final = request
+        self.placement: Final = placement
+        self.queued_at_ms: Final = queued_at_ms
+        self.overlap_blocks: Final = overlap_blocks
+        self.best_overlap_blocks: Final = best_overlap_blocks
+        self.why: Final = why
 
 
 @attrs.frozen(slots=True)
@@ -248,29 +259,34 @@ class RouterState:
 
     def _checked(self, what: str, request: RoutedRequest, verdict: Place, now_ms: float) -> Placement:
         """Raises: PolicyError unless the placement is a rank that takes requests, and the account fits it."""
+        problem = self._problem_of(verdict)
+        if problem is not None:
+            told = f"{what} chose {shorten(verdict.placement)}{problem}"
+            raise self._error(told, request.request, now_ms)
+        return verdict.placement
+
+    def _problem_of(self, verdict: Place) -> str | None:
+        """What is wrong with a choice, as the rest of the sentence that tells it; None if nothing is."""
         placement, why, pool = verdict.placement, verdict.why, self.pool
-        told = f"{what} chose {shorten(placement)}"
         if not isinstance(placement, Placement):
-            raise self._error(f"{told}, allowed: a Placement", request.request, now_ms)
+            return ", allowed: a Placement"
         for name, limit in (("worker", pool.workers), ("dp_rank", pool.dp_size)):
             value = getattr(placement, name)
             if type(value) is not int or not 0 <= value < limit:
-                raise self._error(f"{told}, allowed: {name} 0 to {limit - 1}", request.request, now_ms)
+                return f", allowed: {name} 0 to {limit - 1}"
         if not pool.is_ready(placement.worker):
-            raise self._error(f"{told}, but this worker takes no requests", request.request, now_ms)
+            return ", but this worker takes no requests"
         if why is None:
-            return placement
+            return None
         if not 0 <= why.chosen < len(why.candidates) or why.candidates[why.chosen].placement != placement:
-            raise self._error(f"{told}, but its account says otherwise: {why.chosen!r}", request.request, now_ms)
+            return f", but its account says otherwise: {why.chosen!r}"
         for name, values in (("costs", why.costs), *why.parts.items()):
             if values and len(values) != len(why.candidates):
-                problem = f"{len(values)} {name} for {len(why.candidates)} candidates"
-                raise self._error(f"{told} by {problem}", request.request, now_ms)
+                return f" by {len(values)} {name} for {len(why.candidates)} candidates"
             for value in values:
                 if not is_finite(value):
-                    problem = f"{shorten(value)} among its {name}, allowed: finite numbers"
-                    raise self._error(f"{told} by {problem}", request.request, now_ms)
-        return placement
+                    return f" by {shorten(value)} among its {name}, allowed: finite numbers"
+        return None
 
     def _reported(self, request: RoutedRequest, candidate: Candidate, now_ms: float) -> int | None:
         if not self.policy.sees_blocks and self.policy.reported_overlap(candidate) is None:

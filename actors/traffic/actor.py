@@ -252,8 +252,8 @@ class TrafficActor:
         if tokens:
             prompt = continued_prompt(prompt, given.output_base, output_ids, tokens)
             chain = self._hasher.chain(prompt)
-        again = attrs.evolve(
-            given,
+        again = RankRequest(
+            request=given.request,
             prompt=prompt,
             chain=chain,
             output_tokens=given.output_tokens - tokens,

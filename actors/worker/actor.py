@@ -647,10 +647,12 @@ class WorkerActor:
                 if port.hears(ev.PassesEnded):
                     port.publish(
                         ev.PassesEnded(
+                            worker=self.worker,
+                            role=self.role,
+                            dp_rank=place.dp_rank,
                             ends_ms=array("d", [port.now_ms]),
                             emitted=emitted,
                             prefill_tokens=result.prefill_tokens,
-                            **who,
                         )
                     )
                 if not result.only_tokens and port.hears(ev.PassGave):
@@ -678,7 +680,7 @@ class WorkerActor:
     def _tell_passes(self, place: RankPlace, port: Port) -> None:
         if place.times_ms:
             ends_ms, place.times_ms = place.times_ms, array("d")
-            port.publish(ev.PassesEnded(ends_ms=ends_ms, emitted=place.emitted, prefill_tokens=0, **place.who))
+            port.publish(ev.PassesEnded(self.worker, self.role, place.dp_rank, ends_ms, place.emitted, 0))
 
     def _without_canceled_requests(self, requests: tuple[int, ...]) -> tuple[int, ...]:
         if not self._canceled:
@@ -816,7 +818,9 @@ def _shows(result: PassResult, request: int) -> bool:
 
 
 def _of_before_a_clear(report: HandoffReport, tiers: frozenset[Tier]) -> HandoffReport:
-    return attrs.evolve(report, cleared=report.cleared | tiers) if isinstance(report, SourceIsHeld) else report
+    if not isinstance(report, SourceIsHeld):
+        return report
+    return SourceIsHeld(report.handoff, report.request, report.cleared | tiers)
 
 
 def _is_due(place: RankPlace, now_ms: float) -> bool:

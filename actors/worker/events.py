@@ -8,8 +8,10 @@ at the start, tokens and ends at the end.
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
-from g2sim.bus.events import event, signal
+from g2sim.bus.events import SIGNALS, event, signal
+from g2sim.bus.plain import Plain
 
 
 @event("wk.sub")
@@ -92,8 +94,7 @@ class PassEnded:
     prefill_tokens: int
 
 
-@signal
-class PassesEnded:
+class PassesEnded(Plain):
     """Several passes of a rank that put out the same, told together, late, where nobody hears ``PassEnded``.
 
     It is in no log: a log's events are one by one, at their times.
@@ -103,12 +104,20 @@ class PassesEnded:
         emitted, prefill_tokens: of each of them, as in ``PassEnded``.
     """
 
-    worker: int
-    role: str
-    dp_rank: int
-    ends_ms: array[float]
-    emitted: tuple[int, ...]
-    prefill_tokens: int
+    __slots__ = ("dp_rank", "emitted", "ends_ms", "prefill_tokens", "role", "worker")
+
+    def __init__(
+        self, worker: int, role: str, dp_rank: int, ends_ms: array[float], emitted: tuple[int, ...], prefill_tokens: int
+    ) -> None:
+        self.worker: Final = worker
+        self.role: Final = role
+        self.dp_rank: Final = dp_rank
+        self.ends_ms: Final = ends_ms
+        self.emitted: Final = emitted
+        self.prefill_tokens: Final = prefill_tokens
+
+
+SIGNALS.add(PassesEnded)
 
 
 @signal

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from g2sim.actors.kv.events import Tier
 from g2sim.actors.worker.sequence import RankRequest
+from g2sim.bus.plain import Plain
 
 
-@attrs.frozen(slots=True)
-class SubmitRequest:
+class SubmitRequest(Plain):
     """Queue a request on one rank; on a prefill rank as the source of hand-off ``handoff``."""
 
-    dp_rank: int
-    given: RankRequest
-    handoff: int | None = None
+    __slots__ = ("dp_rank", "given", "handoff")
+
+    def __init__(self, dp_rank: int, given: RankRequest, handoff: int | None = None) -> None:
+        self.dp_rank: Final = dp_rank
+        self.given: Final = given
+        self.handoff: Final = handoff
 
 
 @attrs.frozen(slots=True)
@@ -32,46 +37,54 @@ class AbandonHandoff:
     handoff: int
 
 
-@attrs.frozen(slots=True)
-class ReserveDestination:
+class ReserveDestination(Plain):
     """Set blocks aside for a hand-off's prompt, now or when there is room. Reply: ``HandoffReply``."""
 
-    dp_rank: int
-    handoff: int
-    given: RankRequest
+    __slots__ = ("dp_rank", "given", "handoff")
+
+    def __init__(self, dp_rank: int, handoff: int, given: RankRequest) -> None:
+        self.dp_rank: Final = dp_rank
+        self.handoff: Final = handoff
+        self.given: Final = given
 
 
-@attrs.frozen(slots=True)
-class ActivateDestination:
+class ActivateDestination(Plain):
     """The KV has arrived: queue the request with its blocks. Reply: ``HandoffReply``.
 
     ``cleared``: as in ``SourceIsHeld``.
     """
 
-    dp_rank: int
-    handoff: int
-    cleared: frozenset[Tier]
+    __slots__ = ("cleared", "dp_rank", "handoff")
+
+    def __init__(self, dp_rank: int, handoff: int, cleared: frozenset[Tier]) -> None:
+        self.dp_rank: Final = dp_rank
+        self.handoff: Final = handoff
+        self.cleared: Final = cleared
 
 
-@attrs.frozen(slots=True)
-class ReleaseSource:
+class ReleaseSource(Plain):
     """Give a held source's blocks back; ``canceled`` if the hand-off failed. Reply: ``HandoffReply``."""
 
-    dp_rank: int
-    handoff: int
-    canceled: bool
+    __slots__ = ("canceled", "dp_rank", "handoff")
+
+    def __init__(self, dp_rank: int, handoff: int, canceled: bool) -> None:
+        self.dp_rank: Final = dp_rank
+        self.handoff: Final = handoff
+        self.canceled: Final = canceled
 
 
-@attrs.frozen(slots=True)
-class SourceIsHeld:
+class SourceIsHeld(Plain):
     """A prefill source is done; its blocks stay until it is released.
 
     ``cleared``: tiers that were cleared while it had KV, which is therefore to get to no such tier anywhere.
     """
 
-    handoff: int
-    request: int
-    cleared: frozenset[Tier] = frozenset()
+    __slots__ = ("cleared", "handoff", "request")
+
+    def __init__(self, handoff: int, request: int, cleared: frozenset[Tier] = frozenset()) -> None:
+        self.handoff: Final = handoff
+        self.request: Final = request
+        self.cleared: Final = cleared
 
 
 @attrs.frozen(slots=True)
@@ -82,20 +95,21 @@ class SourceIsRejected:
     request: int
 
 
-@attrs.frozen(slots=True)
-class DestinationIsReserved:
+class DestinationIsReserved(Plain):
     """A decode destination has all its prompt blocks; ``fresh_blocks`` of them have no KV yet."""
 
-    handoff: int
-    request: int
-    fresh_blocks: int
+    __slots__ = ("fresh_blocks", "handoff", "request")
+
+    def __init__(self, handoff: int, request: int, fresh_blocks: int) -> None:
+        self.handoff: Final = handoff
+        self.request: Final = request
+        self.fresh_blocks: Final = fresh_blocks
 
 
 HandoffReport = SourceIsHeld | SourceIsRejected | DestinationIsReserved
 
 
-@attrs.frozen(slots=True)
-class HandoffReply:
+class HandoffReply(Plain):
     """Answer to a hand-off command.
 
     Attributes:
@@ -104,14 +118,19 @@ class HandoffReply:
         reports: what came of it.
     """
 
-    busy: bool = False
-    refused: str | None = None
-    reports: tuple[HandoffReport, ...] = ()
+    __slots__ = ("busy", "refused", "reports")
+
+    def __init__(self, busy: bool = False, refused: str | None = None, reports: tuple[HandoffReport, ...] = ()) -> None:
+        self.busy: Final = busy
+        self.refused: Final = refused
+        self.reports: Final = reports
 
 
-@attrs.frozen(slots=True)
-class WorkerReport:
+class WorkerReport(Plain):
     """Sent by a worker to the coordinator when a pass has ended: it is free now, and this has become of hand-offs."""
 
-    actor: str
-    reports: tuple[HandoffReport, ...]
+    __slots__ = ("actor", "reports")
+
+    def __init__(self, actor: str, reports: tuple[HandoffReport, ...]) -> None:
+        self.actor: Final = actor
+        self.reports: Final = reports

@@ -16,7 +16,7 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Generator, MutableSequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -53,6 +53,7 @@ from g2sim.actors.worker.messages import (
 from g2sim.actors.worker.sequence import EVERY_BLOCK, Load, RankRequest, Sequence, SequenceState
 from g2sim.actors.worker.timing import PassTimer, PassTimes
 from g2sim.bus.errors import InvariantViolation
+from g2sim.bus.plain import Plain
 
 HostTalk = Generator[Any, Any, None]
 NO_LIMIT = sys.maxsize
@@ -81,23 +82,29 @@ class RemovedBlocks:
 DeviceChange = StoredRun | RemovedBlocks
 
 
-@attrs.frozen(slots=True)
-class Admission:
+class Admission(Plain):
     """A sequence entered the running list. ``g1_tokens`` and ``host_tokens`` are None on a readmission."""
 
-    request: int
-    reused_tokens: int
-    g1_tokens: int | None
-    host_tokens: int | None
-    readmission: bool
+    __slots__ = ("g1_tokens", "host_tokens", "readmission", "request", "reused_tokens")
+
+    def __init__(
+        self, request: int, reused_tokens: int, g1_tokens: int | None, host_tokens: int | None, readmission: bool
+    ) -> None:
+        self.request: Final = request
+        self.reused_tokens: Final = reused_tokens
+        self.g1_tokens: Final = g1_tokens
+        self.host_tokens: Final = host_tokens
+        self.readmission: Final = readmission
 
 
-@attrs.frozen(slots=True)
-class Ending:
+class Ending(Plain):
     """A request ended in a pass."""
 
-    request: int
-    status: RequestStatus
+    __slots__ = ("request", "status")
+
+    def __init__(self, request: int, status: RequestStatus) -> None:
+        self.request: Final = request
+        self.status: Final = status
 
 
 class PassResult:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection
+from typing import Final
 
-import attrs
 import numpy as np
 
 from g2sim.actors.kv.blocks import BlockChain, ChainPart, chained, hashes_of_bytes
@@ -15,7 +15,6 @@ from g2sim.actors.kv.prompt import OUTPUT_TOKEN_BASE, Prompt, TokenArray
 from g2sim.actors.worker.device_pool import Reservation
 
 
-@attrs.frozen(kw_only=True, slots=True, eq=False)
 class RankRequest:
     """What a rank is given to do.
 
@@ -29,13 +28,25 @@ class RankRequest:
         admitted_in: roles of pools that have admitted it before it was lost with a worker.
     """
 
-    request: int
-    prompt: Prompt
-    chain: BlockChain
-    output_tokens: int
-    output_base: int
-    output_ids: TokenArray | None = None
-    admitted_in: frozenset[str] = frozenset()
+    __slots__ = ("admitted_in", "chain", "output_base", "output_ids", "output_tokens", "prompt", "request")
+
+    def __init__(
+        self,
+        request: int,
+        prompt: Prompt,
+        chain: BlockChain,
+        output_tokens: int,
+        output_base: int,
+        output_ids: TokenArray | None = None,
+        admitted_in: frozenset[str] = frozenset(),
+    ) -> None:
+        self.request: Final = request
+        self.prompt: Final = prompt
+        self.chain: Final = chain
+        self.output_tokens: Final = output_tokens
+        self.output_base: Final = output_base
+        self.output_ids: Final = output_ids
+        self.admitted_in: Final = admitted_in
 
 
 class SequenceState(enum.Enum):
