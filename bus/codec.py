@@ -39,6 +39,9 @@ _maybe_not_finite: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
 LONG: Final = 16
 """Fewest items of a tuple that is worth being looked up in ``LongTuples``."""
 _REMEMBERED_ITEMS: Final = 32_768
+_MOST_SHAPES: Final = 64
+"""Most lists of types that are expected of the values of one event type; a bound on memory."""
+_INF: Final = math.inf
 
 
 class ValueRefused(ProtocolError):
@@ -120,18 +123,20 @@ class LongTuples:
 
 
 class AlikeTuples:
-    """Proves of tuples, most of which have items of the same types as one before, that ``pack_plain`` may have them.
+    """Proves of tuples, most of which have items of the same types as some before, that ``pack_plain`` may have them.
 
     Args:
         long_tuples: what encodes long tuples in them, for several of these.
     """
 
-    __slots__ = ("_floats", "_kinds", "_long_tuples", "_tuples")
+    __slots__ = ("_floats", "_kinds", "_known", "_long_tuples", "_tuples")
 
     def __init__(self, long_tuples: LongTuples) -> None:
+        # Those of the last tuple; others are looked up by a key that costs more to make.
         self._kinds: list[type[Any]] = []
         self._floats: list[int] = []
         self._tuples: list[int] = []
+        self._known: dict[tuple[type[Any], ...], tuple[list[int], list[int]]] = {}
         self._long_tuples = long_tuples
 
     def prove(self, value: tuple[Any, ...]) -> tuple[Any, ...] | list[Any] | None:
@@ -139,10 +144,12 @@ class AlikeTuples:
 
         None if ``encode`` has to be asked, be it for a refusal. OverflowError and ValueError mean the same.
         """
-        if [*map(type, value)] != self._kinds:
+        kinds = [*map(type, value)]
+        if kinds != self._kinds and not self._recall(kinds):
             return None
         for idx in self._floats:
-            if not -math.inf < value[idx] < math.inf:
+            number: float = value[idx]
+            if not -_INF < number < _INF:
                 return None
         spliced: list[Any] | None = None
         for idx in self._tuples:
@@ -159,12 +166,20 @@ class AlikeTuples:
         return value if spliced is None else spliced
 
     def learn(self, value: tuple[Any, ...]) -> None:
-        """Expect tuples like this one, which ``encode`` has taken; forget what was expected before."""
-        kinds = [*map(type, value)]
-        if _PLAIN_OR_TUPLE.issuperset(kinds):
-            self._kinds = kinds
-            self._floats = [idx for idx, kind in enumerate(kinds) if kind is float]
-            self._tuples = [idx for idx, kind in enumerate(kinds) if kind is tuple]
+        """Expect tuples like this one, which ``encode`` has taken, too."""
+        kinds = (*map(type, value),)
+        if _PLAIN_OR_TUPLE.issuperset(kinds) and len(self._known) < _MOST_SHAPES:
+            floats = [idx for idx, kind in enumerate(kinds) if kind is float]
+            self._known[kinds] = (floats, [idx for idx, kind in enumerate(kinds) if kind is tuple])
+
+    def _recall(self, kinds: list[type[Any]]) -> bool:
+        """Whether tuples of items of these types are expected."""
+        known = self._known.get((*kinds,))
+        if known is None:
+            return False
+        self._kinds = kinds
+        self._floats, self._tuples = known
+        return True
 
 
 def decode(payload: bytes, *, lists: bool = False) -> Any:

@@ -145,7 +145,7 @@ class LogWriter:
         cls = type(item)
         found = self._types.get(cls)
         values = () if found is None else found.values(item)
-        self.append_rows(((record.time_ms, record.source, record.cause, cls, values),))
+        self.append_rows(((record.time_ms, record.source, record.cause, cls, values, None),))
 
     def append_rows(self, rows: Iterable[Row]) -> None:
         """``append`` for records of which only the values are there; those before one that is refused are added."""
