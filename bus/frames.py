@@ -21,6 +21,7 @@ MAX_FRAME_BYTES: Final = 256 * 2**20
 """Longest payload that is written or read [B], so that a damaged length cannot ask for 4 GiB."""
 FRAME: Final = struct.Struct("<II")
 LEAD: Final = ("tag", "time_ms", "source", "cause")
+_FRAME_BYTES: Final[int] = FRAME.size
 _pack_frame: Final = FRAME.pack
 _INF: Final = math.inf
 
@@ -32,7 +33,7 @@ class _AlikeRows:
     """How rows of one run are encoded, once the first of them has been.
 
     Attributes:
-        raws: places of values that the first one's bytes stand for in all of them, with these bytes.
+        raws: places in a record of values that the first one's bytes stand for in all of them, with these bytes.
     """
 
     __slots__ = ("alias", "raws", "tag")
@@ -42,13 +43,7 @@ class _AlikeRows:
         self.alias = alias
         self.raws: list[tuple[int, Any]] = []
         if plain is not values:
-            self.raws += [(place, raw) for place, raw in enumerate(plain) if raw is not values[place]]
-
-    def splice(self, values: Sequence[Any]) -> list[Any]:
-        plain = [*values]
-        for place, raw in self.raws:
-            plain[place] = raw
-        return plain
+            self.raws += [(len(LEAD) + place, raw) for place, raw in enumerate(plain) if raw is not values[place]]
 
 
 class Frames:
@@ -64,7 +59,7 @@ class Frames:
         records: how many event records have been added.
     """
 
-    __slots__ = ("_aliases", "_full", "_pending", "_types", "limit_bytes", "records")
+    __slots__ = ("_aliases", "_full", "_gathered_bytes", "_pending", "_types", "limit_bytes", "records")
 
     def __init__(self, types: Iterable[EventType], start: bytes, limit_bytes: int, full: Callable[[], None]) -> None:
         long_tuples = LongTuples()
@@ -72,14 +67,17 @@ class Frames:
             entry.cls: (entry, entry.tag, AlikeTuples(long_tuples)) for entry in types
         }
         self._aliases: dict[Any, int] = {}
-        self._pending = bytearray(start)
+        self._pending = [start]
+        self._gathered_bytes = len(start)
         self._full = full
         self.limit_bytes = limit_bytes
         self.records = 0
 
-    def take(self) -> bytearray:
+    def take(self) -> bytes:
         """What has gathered, which is forgotten here."""
-        taken, self._pending = self._pending, bytearray()
+        taken = b"".join(self._pending)
+        self._pending.clear()
+        self._gathered_bytes = 0
         return taken
 
     def add(self, payload: bytes, what: str) -> None:
@@ -87,10 +85,10 @@ class Frames:
         size = len(payload)
         if size > MAX_FRAME_BYTES:
             raise _too_long(what, size)
-        pending = self._pending
-        pending += _pack_frame(size, xxh32_intdigest(payload))
-        pending += payload
-        if len(pending) >= self.limit_bytes:
+        self._pending.append(_pack_frame(size, xxh32_intdigest(payload)))
+        self._pending.append(payload)
+        self._gathered_bytes += _FRAME_BYTES + size
+        if self._gathered_bytes >= self.limit_bytes:
             self._full()
 
     def add_rows(self, rows: Iterable[Any]) -> None:
@@ -110,21 +108,26 @@ class Frames:
             if alike is None:
                 payload = self._encode(row, runs)
             else:
-                plain = alike.splice(values) if alike.raws else values
+                record: Any = (alike.tag, time_ms, alike.alias, cause)
+                record += values  # quicker than an unpacked tuple
+                if alike.raws:
+                    record = [*record]
+                    for place, raw in alike.raws:
+                        record[place] = raw
                 try:
-                    payload = pack_plain((alike.tag, time_ms, alike.alias, cause, *plain))
+                    payload = pack_plain(record)
                 except (OverflowError, ValueError):
                     payload = self._encode(row, {})
             size = len(payload)
             # As ``add``, without its call.
             if size > MAX_FRAME_BYTES:
                 raise _too_long(self._types[row[3]][1], size)
-            pending += _pack_frame(size, xxh32_intdigest(payload))
-            pending += payload
-            if len(pending) >= self.limit_bytes:
-                self._full()
-                pending = self._pending
+            pending.append(_pack_frame(size, xxh32_intdigest(payload)))
+            pending.append(payload)
             self.records += 1
+            self._gathered_bytes += _FRAME_BYTES + size
+            if self._gathered_bytes >= self.limit_bytes:
+                self._full()
 
     def _encode(self, row: _AnyRow, runs: dict[object, _AlikeRows]) -> bytes:
         """Payload of a record that may have to be refused; says in ``runs`` how others of its run are encoded."""
@@ -138,8 +141,10 @@ class Frames:
             return self._encode_carefully(entry, row)
         plain = alike.prove(values)
         if plain is not None:
+            record: Any = (tag, time_ms, alias, cause)
+            record += plain if plain is values else (*plain,)
             try:
-                payload: bytes = pack_plain((tag, time_ms, alias, cause, *plain))
+                payload: bytes = pack_plain(record)
             except (OverflowError, ValueError):
                 return self._encode_carefully(entry, row)
             if run is not None:
