@@ -161,6 +161,9 @@ class AlikeTuples:
                 if spliced is None:
                     spliced = [*value]
                 spliced[idx] = raw
+            elif len(items) == 1:
+                if type(items[0]) not in _PLAIN_BUT_FLOAT:
+                    return None
             elif not _PLAIN_BUT_FLOAT.issuperset(map(type, items)):
                 return None
         return value if spliced is None else spliced

@@ -21,7 +21,6 @@ MAX_FRAME_BYTES: Final = 256 * 2**20
 """Longest payload that is written or read [B], so that a damaged length cannot ask for 4 GiB."""
 FRAME: Final = struct.Struct("<II")
 LEAD: Final = ("tag", "time_ms", "source", "cause")
-_FRAME_BYTES: Final[int] = FRAME.size
 _pack_frame: Final = FRAME.pack
 _INF: Final = math.inf
 
@@ -59,7 +58,7 @@ class Frames:
         records: how many event records have been added.
     """
 
-    __slots__ = ("_aliases", "_full", "_gathered_bytes", "_pending", "_types", "limit_bytes", "records")
+    __slots__ = ("_aliases", "_full", "_pending", "_types", "limit_bytes", "records")
 
     def __init__(self, types: Iterable[EventType], start: bytes, limit_bytes: int, full: Callable[[], None]) -> None:
         long_tuples = LongTuples()
@@ -67,17 +66,14 @@ class Frames:
             entry.cls: (entry, entry.tag, AlikeTuples(long_tuples)) for entry in types
         }
         self._aliases: dict[Any, int] = {}
-        self._pending = [start]
-        self._gathered_bytes = len(start)
+        self._pending = bytearray(start)
         self._full = full
         self.limit_bytes = limit_bytes
         self.records = 0
 
-    def take(self) -> bytes:
+    def take(self) -> bytearray:
         """What has gathered, which is forgotten here."""
-        taken = b"".join(self._pending)
-        self._pending.clear()
-        self._gathered_bytes = 0
+        taken, self._pending = self._pending, bytearray()
         return taken
 
     def add(self, payload: bytes, what: str) -> None:
@@ -85,10 +81,10 @@ class Frames:
         size = len(payload)
         if size > MAX_FRAME_BYTES:
             raise _too_long(what, size)
-        self._pending.append(_pack_frame(size, xxh32_intdigest(payload)))
-        self._pending.append(payload)
-        self._gathered_bytes += _FRAME_BYTES + size
-        if self._gathered_bytes >= self.limit_bytes:
+        pending = self._pending
+        pending += _pack_frame(size, xxh32_intdigest(payload))
+        pending += payload
+        if len(pending) >= self.limit_bytes:
             self._full()
 
     def add_rows(self, rows: Iterable[Any]) -> None:
@@ -122,12 +118,12 @@ class Frames:
             # As ``add``, without its call.
             if size > MAX_FRAME_BYTES:
                 raise _too_long(self._types[row[3]][1], size)
-            pending.append(_pack_frame(size, xxh32_intdigest(payload)))
-            pending.append(payload)
-            self.records += 1
-            self._gathered_bytes += _FRAME_BYTES + size
-            if self._gathered_bytes >= self.limit_bytes:
+            pending += _pack_frame(size, xxh32_intdigest(payload))
+            pending += payload
+            if len(pending) >= self.limit_bytes:
                 self._full()
+                pending = self._pending
+            self.records += 1
 
     def _encode(self, row: _AnyRow, runs: dict[object, _AlikeRows]) -> bytes:
         """Payload of a record that may have to be refused; says in ``runs`` how others of its run are encoded."""

@@ -382,6 +382,9 @@ class Port:
         """
         slot, late = self._slot, self._kernel.late
         total = len(times_ms)
+        if total == 1:
+            self.publish_late_values(times_ms[0], phase, event_type, first)
+            return
         columns: list[Iterable[Any]] = [repeat(value) for value in first]
         columns[counted] = range(first[counted], first[counted] + total)
         alike = _all_finite(times_ms)
@@ -518,6 +521,7 @@ class Kernel:
         self._subscriptions: dict[type[Any], list[Listener]] = {}
         self._cause = -1
         self._cause_turn = -1
+        self._taken = False
         self.hearers = _HearersByType(self)
 
     # -- set-up
@@ -637,7 +641,8 @@ class Kernel:
                     hear(record)
 
     def _begin_to_publish(self, hearers: Hearers) -> None:
-        if self.late or (self.deferred and hearers.after_late):
+        # Within one turn no more of them are over than when they were taken first.
+        if self.late or (self.deferred and hearers.after_late and not self._taken):
             self.take_deferred()
         if self._cause_turn != self.turn_idx and hearers.counted:
             self._cause_turn = self.turn_idx
@@ -667,6 +672,7 @@ class Kernel:
 
     def take_deferred(self) -> None:
         """Let actors take those of their deferred turns that would be over, and publish what comes of them."""
+        self._taken = True
         for deferred in self.deferred.values():
             deferred.take()
         if not self.late:
@@ -747,6 +753,7 @@ class Kernel:
                 self.phase = envelope.phase
                 self.at_work = envelope.slot.order
                 self.turn_has_effect = True
+                self._taken = False
                 return envelope
             same_instant = bool(heap) and heap[0][0] == self.now_ms
             if same_instant or (self.retries and self._round_had_effect):
