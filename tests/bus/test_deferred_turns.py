@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import attrs
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2sim.actors.worker.events import PassStarted
+from g2sim.bus import kernel as kernel_module
 from g2sim.bus.drivers import InlineDriver
 from g2sim.bus.errors import ProtocolError
 from g2sim.bus.events import Record, Row, signal
@@ -212,6 +214,14 @@ plays = st.builds(
 @given(plays)
 def test_deferred_turns_are_as_if_taken_by_messages(play: Play) -> None:
     assert play.run(defers=True) == play.run(defers=False)
+
+
+@settings(deadline=None, max_examples=200)
+@given(plays)
+def test_telling_instants_between_turns_takes_nothing_from_the_next_one(play: Play) -> None:
+    """They are told, and deferred turns taken for it, after a turn as of that turn; the next one takes them again."""
+    with mock.patch.object(kernel_module, "_MAX_INSTANTS", 1):
+        assert play.run(defers=True) == play.run(defers=False)
 
 
 def test_turns_are_deferred_at_all() -> None:
