@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any, Final
 
 import msgpack
@@ -39,6 +40,9 @@ _maybe_not_finite: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
 LONG: Final = 16
 """Fewest items of a tuple that is worth being looked up in ``LongTuples``."""
 _REMEMBERED_ITEMS: Final = 32_768
+_MOST_SHAPES: Final = 64
+"""Most lists of types that are expected of the values of one event type; a bound on memory."""
+_INF: Final = math.inf
 
 
 class ValueRefused(ProtocolError):
@@ -85,6 +89,32 @@ def encode(value: Any) -> bytes:
     return payload
 
 
+# Compiled, a loop over items takes less than a third of the time of ``map``; interpreted, more than twice its time.
+_LOOPS: Final = not isinstance(encode, FunctionType)
+
+
+def _all_plain(items: tuple[Any, ...]) -> bool:
+    """Whether all items are of plain types, and none is a float."""
+    if not _LOOPS:
+        return _PLAIN_BUT_FLOAT.issuperset(map(type, items))
+    for item in items:
+        kind = type(item)
+        if kind is not int and kind not in _PLAIN_BUT_FLOAT:
+            return False
+    return True
+
+
+def _are_of(items: tuple[Any, ...], kinds: list[type[Any]]) -> bool:
+    """Whether the items are of these types, in this order."""
+    if len(items) != len(kinds):
+        return False
+    for idx, expected in enumerate(kinds):
+        kind = type(items[idx])
+        if kind is not expected:
+            return False
+    return True
+
+
 class LongTuples:
     """Long tuples as bytes, remembered for a while, as the same block hashes stand in several records.
 
@@ -107,7 +137,7 @@ class LongTuples:
             payload: bytes = pack_plain(items)
         except (OverflowError, TypeError, ValueError):
             return None
-        if not _PLAIN_BUT_FLOAT.issuperset(map(type, items)):
+        if not _all_plain(items):
             return None
         raw = msgspec.Raw(payload)
         self._room -= len(items)
@@ -120,18 +150,20 @@ class LongTuples:
 
 
 class AlikeTuples:
-    """Proves of tuples, most of which have items of the same types as one before, that ``pack_plain`` may have them.
+    """Proves of tuples, most of which have items of the same types as some before, that ``pack_plain`` may have them.
 
     Args:
         long_tuples: what encodes long tuples in them, for several of these.
     """
 
-    __slots__ = ("_floats", "_kinds", "_long_tuples", "_tuples")
+    __slots__ = ("_floats", "_kinds", "_known", "_long_tuples", "_tuples")
 
     def __init__(self, long_tuples: LongTuples) -> None:
+        # Those of the last tuple; others are looked up by a key that costs more to make.
         self._kinds: list[type[Any]] = []
         self._floats: list[int] = []
         self._tuples: list[int] = []
+        self._known: dict[tuple[type[Any], ...], tuple[list[int], list[int]]] = {}
         self._long_tuples = long_tuples
 
     def prove(self, value: tuple[Any, ...]) -> tuple[Any, ...] | list[Any] | None:
@@ -139,10 +171,12 @@ class AlikeTuples:
 
         None if ``encode`` has to be asked, be it for a refusal. OverflowError and ValueError mean the same.
         """
-        if [*map(type, value)] != self._kinds:
+        expected = _are_of(value, self._kinds) if _LOOPS else [*map(type, value)] == self._kinds
+        if not expected and not self._recall([*map(type, value)]):
             return None
         for idx in self._floats:
-            if not -math.inf < value[idx] < math.inf:
+            number: float = value[idx]
+            if not -_INF < number < _INF:
                 return None
         spliced: list[Any] | None = None
         for idx in self._tuples:
@@ -154,17 +188,25 @@ class AlikeTuples:
                 if spliced is None:
                     spliced = [*value]
                 spliced[idx] = raw
-            elif not _PLAIN_BUT_FLOAT.issuperset(map(type, items)):
+            elif not (len(items) == 1 and type(items[0]) is int) and not _all_plain(items):
                 return None
         return value if spliced is None else spliced
 
     def learn(self, value: tuple[Any, ...]) -> None:
-        """Expect tuples like this one, which ``encode`` has taken; forget what was expected before."""
-        kinds = [*map(type, value)]
-        if _PLAIN_OR_TUPLE.issuperset(kinds):
-            self._kinds = kinds
-            self._floats = [idx for idx, kind in enumerate(kinds) if kind is float]
-            self._tuples = [idx for idx, kind in enumerate(kinds) if kind is tuple]
+        """Expect tuples like this one, which ``encode`` has taken, too."""
+        kinds = (*map(type, value),)
+        if _PLAIN_OR_TUPLE.issuperset(kinds) and len(self._known) < _MOST_SHAPES:
+            floats = [idx for idx, kind in enumerate(kinds) if kind is float]
+            self._known[kinds] = (floats, [idx for idx, kind in enumerate(kinds) if kind is tuple])
+
+    def _recall(self, kinds: list[type[Any]]) -> bool:
+        """Whether tuples of items of these types are expected."""
+        known = self._known.get((*kinds,))
+        if known is None:
+            return False
+        self._kinds = kinds
+        self._floats, self._tuples = known
+        return True
 
 
 def decode(payload: bytes, *, lists: bool = False) -> Any:

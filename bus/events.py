@@ -62,9 +62,12 @@ def event_type(tag: str, version: int, cls: type[Any]) -> EventType:
     return EventType(tag, version, cls, names, values, by_position)
 
 
-Row = tuple[float, str, int, type[Any], tuple[Any, ...]]
+Row = tuple[float, str, int, type[Any], tuple[Any, ...], object]
 """A record of which only the event's values are there: time [ms], source, cause, type of the event, values in wire
-order. See ``Record``."""
+order, and the run it is of. See ``Record``.
+
+Rows of one run are of one source and type, and what can be done with one of them can be done with all: they differ in
+finite floats and in one integer that counts them (see ``Port.publish_late_run``). None: of no run."""
 
 
 BY_TAG: dict[str, EventType] = {}

@@ -25,6 +25,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Sequence
+from itertools import repeat
 from typing import Any, Final, Protocol
 
 from g2sim.bus.asking import answer_to
@@ -357,12 +358,54 @@ class Port:
         """
         slot, late = self._slot, self._kernel.late
         turn_of = slot.order if order is None else order
-        late.append((time_ms, phase, turn_of, len(late), slot.name, type(event), (), event))
+        late.append((time_ms, phase, turn_of, len(late), slot.name, type(event), (), event, None))
 
     def publish_late_values(self, time_ms: float, phase: int, event_type: type[Any], values: tuple[Any, ...]) -> None:
         """``publish_values`` for a deferred turn at that time, in that phase."""
         slot, late = self._slot, self._kernel.late
-        late.append((time_ms, phase, slot.order, len(late), slot.name, event_type, values, None))
+        late.append((time_ms, phase, slot.order, len(late), slot.name, event_type, values, None, None))
+
+    def publish_late_run(
+        self,
+        times_ms: Sequence[float],
+        phase: int,
+        event_type: type[Any],
+        first: tuple[Any, ...],
+        counted: int,
+        floats: Sequence[tuple[int, Sequence[float]]] = (),
+    ) -> None:
+        """``publish_late_values`` for a run of deferred turns, one at each of these times, all in that phase.
+
+        Args:
+            first: the first event's values, which are those of all others too, but for what follows.
+            counted: place of an integer in them that grows by one from event to event.
+            floats: place of a float in them, and what stands there in each event; for any number of places.
+        """
+        slot, late = self._slot, self._kernel.late
+        total = len(times_ms)
+        if total == 1:
+            self.publish_late_values(times_ms[0], phase, event_type, first)
+            return
+        columns: list[Iterable[Any]] = [repeat(value) for value in first]
+        columns[counted] = range(first[counted], first[counted] + total)
+        alike = _all_finite(times_ms)
+        for place, column in floats:
+            if len(column) != total:
+                raise ProtocolError(f"{slot.name}: {len(column)} values for {total} events in place {place}")
+            columns[place] = column
+            alike = alike and (column is times_ms or _all_finite(column))
+        late += zip(
+            times_ms,
+            repeat(phase),
+            repeat(slot.order),
+            range(len(late), len(late) + total),
+            repeat(slot.name),
+            repeat(event_type),
+            zip(*columns, strict=False),
+            repeat(None),
+            repeat(_Run() if alike else None),
+            strict=False,
+        )
 
     def pass_instants(self, times_ms: Sequence[float]) -> None:
         """Say at which instants the deferred turns that are being taken have had an effect; in order, up to now."""
@@ -373,11 +416,26 @@ class Port:
         return self._kernel.stream(f"{self._slot.name}:{purpose}")
 
 
+class _Run:
+    """Stands for a run of rows, see ``Row``."""
+
+    __slots__ = ()
+
+
+_FLOAT: frozenset[type[Any]] = frozenset({float})
+
+
+def _all_finite(numbers: Sequence[float]) -> bool:
+    """Whether they are finite floats, none of a subclass. Those whose sum is too large count as not finite."""
+    return _FLOAT.issuperset(map(type, numbers)) and math.isfinite(sum(numbers))
+
+
 Sink = Callable[[Record], None]
 RowSink = Callable[[Sequence[Row]], None]
-_Late = tuple[float, int, int, int, str, type[Any], tuple[Any, ...], Any]
+# A time as Any: compiled code would take the number out of its object, and make another one for the row.
+_Late = tuple[Any, int, int, int, str, type[Any], tuple[Any, ...], Any, Any]
 """What a deferred turn publishes: time [ms], phase, order of its actor, a number that keeps the order within the turn,
-source, type of the event, its values and None, or nothing and the event."""
+source, type of the event, its values and None, or nothing and the event, and the run it is of (see ``Row``)."""
 InstantObserver = Callable[[Sequence[float]], None]
 
 
@@ -464,6 +522,7 @@ class Kernel:
         self._subscriptions: dict[type[Any], list[Listener]] = {}
         self._cause = -1
         self._cause_turn = -1
+        self._taken = False
         self.hearers = _HearersByType(self)
 
     # -- set-up
@@ -583,14 +642,15 @@ class Kernel:
                     hear(record)
 
     def _begin_to_publish(self, hearers: Hearers) -> None:
-        if self.late or (self.deferred and hearers.after_late):
+        # Within one turn no more of them are over than when they were taken first.
+        if self.late or (self.deferred and hearers.after_late and not self._taken):
             self.take_deferred()
         if self._cause_turn != self.turn_idx and hearers.counted:
             self._cause_turn = self.turn_idx
             self._cause += 1
 
     def _hand_out_row(self, hearers: Hearers, source: str, event_type: type[Any], values: tuple[Any, ...]) -> None:
-        rows = ((self.now_ms, source, self._cause, event_type, values),)
+        rows = ((self.now_ms, source, self._cause, event_type, values, None),)
         for take in hearers.row_sinks:
             take(rows)
 
@@ -613,6 +673,7 @@ class Kernel:
 
     def take_deferred(self) -> None:
         """Let actors take those of their deferred turns that would be over, and publish what comes of them."""
+        self._taken = True
         for deferred in self.deferred.values():
             deferred.take()
         if not self.late:
@@ -621,8 +682,9 @@ class Kernel:
         late.sort()
         rows: list[Row] = []
         cause = self._cause
-        last_ms, last_phase, last_order, new_turn = -math.inf, -1, -1, False
-        for time_ms, phase, order, _, source, event_type, values, event in late:
+        last_ms: Any = None
+        last_phase, last_order, new_turn = -1, -1, False
+        for time_ms, phase, order, _, source, event_type, values, event, run in late:
             hearers = self.hearers[event_type]
             if order != last_order or time_ms != last_ms or phase != last_phase:
                 last_ms, last_phase, last_order = time_ms, phase, order
@@ -633,7 +695,7 @@ class Kernel:
             if hearers.row_sinks:
                 if event is not None:
                     values = BY_CLASS[event_type].values(event)
-                rows.append((time_ms, source, cause, event_type, values))
+                rows.append((time_ms, source, cause, event_type, values, run))
             if hearers.late_sinks:
                 if event is None:
                     event = BY_CLASS[event_type].build(values)
@@ -692,6 +754,7 @@ class Kernel:
                 self.phase = envelope.phase
                 self.at_work = envelope.slot.order
                 self.turn_has_effect = True
+                self._taken = False
                 return envelope
             same_instant = bool(heap) and heap[0][0] == self.now_ms
             if same_instant or (self.retries and self._round_had_effect):

@@ -23,7 +23,7 @@ stretch of zero bytes, as a file system leaves after a crash, a row of good empt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Literal, NoReturn, Self
@@ -110,6 +110,10 @@ class LogWriter:
         seed: seed of the run.
         scenario: the resolved scenario; plain dicts with string keys, lists or tuples, and scalars.
         events: the event types that may be appended; None means all that are registered now.
+
+    Attributes:
+        append_rows: ``append`` for records of which only the values are there; those before one that is refused are
+            added. It is the method that does the work, as each layer above it would be paid for by every event.
     Raises: ProtocolError if the header cannot be encoded, SimError if it cannot be written.
     """
 
@@ -121,6 +125,7 @@ class LogWriter:
         types = sorted(BY_TAG.values() if events is None else events, key=lambda entry: entry.tag)
         self._types = {entry.cls: entry for entry in types}
         self._frames = Frames(types, MAGIC, CHUNK_BYTES, self._write_pending)
+        self.append_rows: Callable[[Iterable[Row]], None] = self._frames.add_rows
         self._written_bytes = 0
         self._closed_by: SimError | None = None
         self._digest = xxhash.xxh3_128()
@@ -145,11 +150,7 @@ class LogWriter:
         cls = type(item)
         found = self._types.get(cls)
         values = () if found is None else found.values(item)
-        self.append_rows(((record.time_ms, record.source, record.cause, cls, values),))
-
-    def append_rows(self, rows: Iterable[Row]) -> None:
-        """``append`` for records of which only the values are there; those before one that is refused are added."""
-        self._frames.add_rows(rows)
+        self.append_rows(((record.time_ms, record.source, record.cause, cls, values, None),))
 
     def finish(
         self,

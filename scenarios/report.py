@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
+import msgspec
 import numpy as np
 from tabulate import tabulate
 
@@ -843,10 +844,44 @@ def row_text(row: dict[str, Any]) -> str:
 
     Raises: ValueError for NaN or an infinity.
     """
-    return _encode_row(row) + "\n"
+    return (_common_text(row) or _encode_row(row)) + "\n"
+
+
+def _common_text(row: dict[str, Any]) -> str | None:
+    """As ``_encode_row``, in half its time; None for a row with anything in it that is not in all others, too."""
+    if not _is_common(row):
+        return None
+    try:
+        text: str = _encode_common(row).decode()
+    except ValueError:  # a string that is not Unicode
+        return None
+    return text if text.isascii() and text.isprintable() and "\\" not in text else None
 
 
 _encode_row = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+_encode_common = msgspec.json.Encoder(order="sorted").encode
+
+
+def _is_common(value: dict[str, Any]) -> bool:
+    """Whether a row has no values but strings, and those that both writers of JSON write alike."""
+    for item in value.values():
+        kind = type(item)
+        if item is None or kind is int or kind is str or kind is bool:
+            continue
+        if kind is float:
+            # Others are written with an exponent, or cannot be.
+            if not (1e-4 <= item < 1e16 or item == 0.0):
+                return False
+        elif kind is dict:
+            if not _is_common(item):
+                return False
+        elif kind is list:
+            for part in item:
+                if type(part) is not dict or not _is_common(part):
+                    return False
+        else:
+            return False
+    return True
 
 
 # The table for people ----------------------------------------------------------------------------------------------

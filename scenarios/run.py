@@ -120,7 +120,7 @@ def run_scenario(
     verifier = Verifier(cluster.workers, cluster.host_pools) if verify else None
     outputs = _Outputs(folder, overwrite)
     try:
-        outputs.open(scenario)
+        take_rows = outputs.open(scenario)
 
         def add_row(row: dict[str, Any]) -> None:
             outputs.add_row(row)
@@ -132,8 +132,8 @@ def run_scenario(
         rows_wanted = folder is not None or scripted is not None or on_row is not None
         info = _run_info(scenario, scenario.seed, program_version())
         fold = ReportFold(info, add_row if rows_wanted else None, trusted=True)
-        if folder is not None:
-            kernel.add_row_sink(outputs.add_rows)
+        if take_rows is not None:
+            kernel.add_row_sink(take_rows)
         if verifier is not None:
             kernel.add_sink(verifier.record)
             kernel.observe_turns(verifier.turn_ended)
@@ -264,11 +264,11 @@ class _Outputs:
         self._files = ExitStack()
         self._made = False
 
-    def open(self, scenario: Scenario) -> None:
-        """Make the folder and its files. Raises: ConfigError if it cannot be."""
+    def open(self, scenario: Scenario) -> Callable[[Sequence[Row]], None] | None:
+        """Make the folder and its files. Returns what takes the log's rows. Raises: ConfigError if it cannot be."""
         folder = self._folder
         if folder is None:
-            return
+            return None
         self._partial = folder.with_name(f"{folder.name}.partial")
         _check_room(folder, self._overwrite)
         self._made = True
@@ -291,10 +291,7 @@ class _Outputs:
             scenario=scenario.resolved(),
             events=[kind for kind in BY_TAG.values() if not kind.tag.startswith(tuple(absent))],
         )
-
-    def add_rows(self, rows: Sequence[Row]) -> None:
-        if self._log is not None:
-            self._log.append_rows(rows)
+        return self._log.append_rows
 
     def add_row(self, row: dict[str, Any]) -> None:
         if self._log is not None:

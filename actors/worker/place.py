@@ -52,11 +52,13 @@ class RankPlace:
         self.emitted: tuple[int, ...] = ()
         self.times_ms = array("d")
 
-    def pass_started(self, result: PassResult, compute_start_ms: float, end_ms: float) -> tuple[Any, ...]:
-        """Values of ``PassStarted`` for the next pass, in wire order."""
+    def pass_started(
+        self, result: PassResult, compute_start_ms: float, end_ms: float, ahead: int = 0
+    ) -> tuple[Any, ...]:
+        """Values of ``PassStarted`` for the next pass, in wire order, or for one before which ``ahead`` others end."""
         return (
             *self.named,
-            self.pass_idx,
+            self.pass_idx + ahead,
             compute_start_ms,
             end_ms,
             result.scheduled_tokens,

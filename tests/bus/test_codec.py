@@ -10,6 +10,7 @@ import math
 import struct
 import tracemalloc
 from typing import Any
+from unittest import mock
 
 import msgpack
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from g2sim.bus import codec as codec_module
 from g2sim.bus.codec import (
     INT_MAX,
     INT_MIN,
@@ -306,6 +308,21 @@ def test_a_plain_tuple_is_encoded_once_one_like_it_was(value: tuple[Any, ...]) -
     alike.learn(value)
     for _ in range(2):
         assert quickly(alike, value) == encode(value)
+
+
+@patient
+@given(st.lists(st.lists(anything | st.lists(anything, max_size=3).map(tuple), max_size=3).map(tuple), max_size=4))
+def test_what_compiled_code_finds_in_loops_interpreted_code_finds_too(values: list[tuple[Any, ...]]) -> None:
+    found = []
+    for loops in (False, True):
+        with mock.patch.object(codec_module, "_LOOPS", loops):
+            alike = AlikeTuples(LongTuples())
+            for value in values:
+                found.append((loops, quickly(alike, value), codec_module._all_plain(value)))
+                alike.learn(value)
+            found += [(loops, quickly(alike, value), True) for value in values]
+    half = len(found) // 2
+    assert [one[1:] for one in found[:half]] == [one[1:] for one in found[half:]]
 
 
 hashes = st.integers(2**32, INT_MAX)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from g2sim.actors.worker.events import PassStarted
+from g2sim.bus import kernel as kernel_module
 from g2sim.bus.drivers import InlineDriver
-from g2sim.bus.events import signal
+from g2sim.bus.errors import ProtocolError
+from g2sim.bus.events import Record, Row, signal
 from g2sim.bus.kernel import Envelope, Kernel, Port, Subscription
 
 END, LOOK, START = 2, 5, 11
@@ -211,6 +216,14 @@ def test_deferred_turns_are_as_if_taken_by_messages(play: Play) -> None:
     assert play.run(defers=True) == play.run(defers=False)
 
 
+@settings(deadline=None, max_examples=200)
+@given(plays)
+def test_telling_instants_between_turns_takes_nothing_from_the_next_one(play: Play) -> None:
+    """They are told, and deferred turns taken for it, after a turn as of that turn; the next one takes them again."""
+    with mock.patch.object(kernel_module, "_MAX_INSTANTS", 1):
+        assert play.run(defers=True) == play.run(defers=False)
+
+
 def test_turns_are_deferred_at_all() -> None:
     """Else the property above says nothing: a run of ten costs two turns, one for its start and one for its end."""
     kernel = Kernel()
@@ -268,3 +281,80 @@ def test_nothing_is_deferred_while_a_retry_is_parked() -> None:
     kernel.post(kernel.slot("asks"), "go", 12, 1.0)
     InlineDriver(kernel).run()
     assert asks.allowed == [False]
+
+
+class Teller:
+    """Publishes what is to come late, in one turn: as runs, or each event alone."""
+
+    def __init__(self, runs: list[tuple[int, list[int], list[float]]], *, by_run: bool) -> None:
+        self.runs, self.by_run = runs, by_run
+
+    def receive(self, message: Any, port: Port) -> None:
+        for phase, times, ends_ms in self.runs:
+            times_ms = [float(time) for time in sorted(times)]
+            ends_ms = ends_ms[: len(times_ms)]
+            values = [(0, "decode", 0, 7 + idx, 1.0, end_ms, 3, 2) for idx, end_ms in enumerate(ends_ms)]
+            if self.by_run:
+                port.publish_late_run(times_ms, phase, PassStarted, values[0], 3, [(5, ends_ms)])
+            else:
+                for time_ms, one in zip(times_ms, values, strict=True):
+                    port.publish_late_values(time_ms, phase, PassStarted, one)
+
+    def waiting(self) -> Sequence[str]:
+        return ()
+
+
+def told(runs: list[tuple[int, list[int], list[float]]], *, by_run: bool) -> tuple[list[Row], list[Record]]:
+    """Rows and records of two tellers, which tell the same."""
+    kernel = Kernel()
+    rows: list[Row] = []
+    records: list[Record] = []
+    kernel.add_row_sink(rows.extend)
+    kernel.add_sink(records.append, [PassStarted], may_be_late=True)
+    for name in ("first", "second"):
+        kernel.register(name, Teller(runs, by_run=by_run))
+        kernel.post(kernel.slot(name), "tell", 0, 50.0)
+    InlineDriver(kernel).run()
+    kernel.tell_instants()
+    return rows, records
+
+
+late_runs = st.integers(1, 6).flatmap(
+    lambda size: st.tuples(
+        st.sampled_from([END, START]),
+        st.lists(st.integers(0, 9), min_size=size, max_size=size),
+        st.lists(st.floats() | st.integers(1, 2), min_size=size, max_size=size),
+    )
+)
+
+
+@settings(deadline=None)
+@given(st.lists(late_runs, max_size=4))
+def test_a_run_of_late_events_is_as_if_each_were_published_alone(
+    runs: list[tuple[int, list[int], list[float]]],
+) -> None:
+    rows, records = told(runs, by_run=True)
+    alone_rows, alone_records = told(runs, by_run=False)
+    assert repr([row[:5] for row in rows]) == repr([row[:5] for row in alone_rows])  # NaN is not equal to itself
+    assert repr(records) == repr(alone_records)
+    assert {row[5] for row in alone_rows} <= {None}
+    by_run: dict[object, list[Row]] = {}
+    for row in rows:
+        by_run.setdefault(row[5], []).append(row)
+    alone = by_run.pop(None, [])
+    assert all(type(row[4][5]) is float and math.isfinite(row[4][5]) for one in by_run.values() for row in one)
+    assert len(by_run) == 2 * sum(
+        len(times) > 1 and all(type(end) is float and math.isfinite(end) for end in ends) and math.isfinite(sum(ends))
+        for _, times, ends in runs
+    )
+    assert len(alone) + sum(map(len, by_run.values())) == len(rows)
+    for one in by_run.values():
+        assert len({row[1] for row in one}) == 1
+        assert [row[4][3] for row in one] == [7 + idx for idx in range(len(one))]
+
+
+def test_a_run_with_a_float_too_few_is_refused() -> None:
+    kernel = Kernel()
+    slot = kernel.register("a", Asks())
+    with pytest.raises(ProtocolError, match=r"a: 1 values for 2 events in place 4"):
+        slot.port.publish_late_run([1.0, 2.0], END, PassStarted, (0, "decode", 0, 1, 1.0, 2.0, 3, 2), 3, [(4, [1.0])])

@@ -695,7 +695,7 @@ def test_an_event_given_by_its_values_is_published_as_itself_and_signals_to_sink
         post(kernel, "a", message, at_ms=at_ms)
     InlineDriver(kernel).run()
     expected = [(1.0, "a", 0, 7), (3.0, "a", 1, 8)]
-    assert rows == [(*head, RequestQueued, (0, "decode", 0, request)) for *head, request in expected]
+    assert rows == [(*head, RequestQueued, (0, "decode", 0, request), None) for *head, request in expected]
     assert records == [
         Record(time_ms, source, cause, RequestQueued(worker=0, role="decode", dp_rank=0, request=request))
         for time_ms, source, cause, request in expected

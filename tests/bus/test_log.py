@@ -34,12 +34,12 @@ import g2sim.actors.traffic.events
 import g2sim.actors.worker.events
 import g2sim.scenarios.events  # noqa: F401 - the imports register the events
 from g2sim.actors.kv.events import BlocksCleared, BlocksStored
-from g2sim.actors.worker.events import RequestQueued
+from g2sim.actors.worker.events import PassEnded, PassStarted, RequestQueued
 from g2sim.bus import frames as frames_module
 from g2sim.bus import log as log_module
 from g2sim.bus.codec import INT_MAX, INT_MIN
 from g2sim.bus.errors import ConfigError, LogDamaged, ProtocolError, SimError
-from g2sim.bus.events import BY_CLASS, BY_TAG, EventType, Record
+from g2sim.bus.events import BY_CLASS, BY_TAG, EventType, Record, Row
 from g2sim.bus.log import CHUNK_BYTES, MAGIC, MAX_FRAME_BYTES, EventSchema, LogReader, LogWriter
 
 patient = settings(deadline=None)  # the machine is shared
@@ -541,6 +541,58 @@ def test_an_event_that_the_header_does_not_describe_is_refused(any_event: type[A
         log_bytes([record(any_event(value=1))], events=[BY_TAG["wk.sub"]])
     with pytest.raises(ProtocolError, match="str is not among the event types"):
         LogWriter(io.BytesIO(), version="1", seed=1, scenario={}).append(record("text"))
+
+
+def rows_of_runs(order: Iterable[int], first_idx: int, emitted: tuple[int, ...], *, marked: bool) -> list[Row]:
+    """Rows of four runs, two of each of two workers, in the given order; passes of a worker are counted."""
+    counts = [itertools.count(first_idx) for _ in range(4)]
+    runs = [object() if marked else None for _ in range(4)]
+    rows: list[Row] = []
+    for number, which in enumerate(order):
+        idx, time_ms, source = next(counts[which]), number / 3, f"worker-{which % 2}"
+        if which < 2:
+            values: tuple[Any, ...] = (which, "agg", 0, idx, time_ms, time_ms + 0.1, 5, 5)
+            rows.append((time_ms, source, number, PassStarted, values, runs[which]))
+        else:
+            rows.append((time_ms, source, number, PassEnded, (which, "agg", 0, idx, emitted, 0), runs[which]))
+    return rows
+
+
+def bytes_of_rows(*batches: Iterable[Row]) -> bytes:
+    file = io.BytesIO()
+    writer = LogWriter(file, version="1.2", seed=42, scenario=SCENARIO)
+    for rows in batches:
+        writer.append_rows(rows)
+    writer.finish("finished")
+    return file.getvalue()
+
+
+@patient
+@given(
+    st.lists(st.integers(0, 3), max_size=30),
+    st.sampled_from([0, 120, 250, 2**16 - 3, 2**32 - 3, -3]),
+    st.lists(st.integers(0, 2**33), max_size=40).map(tuple),
+    st.integers(0, 30),
+)
+def test_rows_of_runs_have_the_bytes_of_rows_alone(
+    order: list[int], first_idx: int, emitted: tuple[int, ...], cut: int
+) -> None:
+    marked = rows_of_runs(order, first_idx, emitted, marked=True)
+    alone = rows_of_runs(order, first_idx, emitted, marked=False)
+    assert bytes_of_rows(marked) == bytes_of_rows(marked[:cut], marked[cut:]) == bytes_of_rows(alone)
+
+
+def test_what_a_run_cannot_go_on_to_is_refused_by_event_and_field(read_bytes: ReadBytes) -> None:
+    """The last of these is counted beyond 64 bits; those before it are written, and so is what follows."""
+    file = io.BytesIO()
+    writer = LogWriter(file, version="1.2", seed=42, scenario=SCENARIO)
+    writer.append(record())
+    with pytest.raises(ProtocolError, match=r"event wk\.end: pass_idx: got the integer 18446744073709551616"):
+        writer.append_rows(rows_of_runs([2, 3, 2, 3, 2, 3], 2**64 - 2, (1, 2), marked=True))
+    writer.append(record())
+    writer.finish("finished")
+    written = read_bytes(file.getvalue()).items[1:-1]
+    assert [one.event.pass_idx for one in written] == [2**64 - 2, 2**64 - 2, 2**64 - 1, 2**64 - 1]
 
 
 def test_header_and_end_values_are_refused_by_name() -> None:

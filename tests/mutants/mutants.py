@@ -416,7 +416,7 @@ MUTANTS = (
     Mutant(
         "news that a carefree rank takes late has no effect",
         "actors/worker/deferred_passes.py",
-        "                rank.end_pass(reply)\n",
+        "            rank.end_pass(reply)\n",
         "",
         "tests/oracle",
     ),

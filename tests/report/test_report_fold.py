@@ -8,6 +8,8 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from report_streams import (
     admitted,
     arrived,
@@ -40,6 +42,7 @@ from g2sim.actors.host_pool.events import (
     StoreLanded,
     StorePrepared,
 )
+from g2sim.actors.traffic.request import RequestStatus
 from g2sim.actors.worker.events import PassStarted, RequestPreempted
 from g2sim.bus.errors import InvariantViolation
 from g2sim.bus.events import Record
@@ -479,6 +482,33 @@ def test_a_figure_that_is_not_a_number_is_refused_as_text() -> None:
         report_text({"x": float("nan")})
     with pytest.raises(ValueError):
         row_text({"x": float("inf")})
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([1e-4, 9.999e-5, 1e16, 9999999999999998.0, -0.0, 5e-324, 2**63, 2**64, -(2**63) - 1])
+    | st.text(max_size=3)
+    | st.sampled_from(["\ud800", "\x7f", "\n"])
+    | st.sampled_from(list(RequestStatus)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('ab"\\é\x7f', max_size=2), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.dictionaries(st.text("abc", max_size=3), json_values, max_size=5))
+def test_a_row_has_the_text_that_the_standard_library_gives(row: dict[str, Any]) -> None:
+    """Most rows are written by a quicker writer, which would write some values in another way, or without refusal."""
+    try:
+        expected = json.dumps(row, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
+    except ValueError:
+        with pytest.raises(ValueError):
+            row_text(row)
+    else:
+        assert row_text(row) == expected
 
 
 def test_finished_requests_are_forgotten() -> None:
